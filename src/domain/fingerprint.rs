@@ -1,0 +1,423 @@
+//! What "the same request" means, as a keyed hash.
+//!
+//! Two steps. [`RequestDigest`] hashes what a request is: length-prefixed method, path, query,
+//! content type, content coding and the whole body, each after the route's rules. It never leaves
+//! memory. [`Fingerprint`] is its keyed hash under one version of the gateway's secret, and that
+//! is what a row holds: without the secret a stored fingerprint is no oracle for a guessed body.
+//! Hashing in two steps lets a request be compared under an older version without its body.
+
+use serde_json::Value;
+use subtle::ConstantTimeEq;
+
+/// The parts that are compared, as an answer may name them.
+pub const COMPARED: &str = "method, path, query, content type, content coding and body";
+
+/// Raised when the way of hashing changes, so that no old row is compared with a new hash.
+const ALGORITHM: &[u8] = b"oncegate fingerprint 1";
+
+/// A keyed hash of a request, as a row holds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fingerprint {
+    /// Which version of the secret it was made with.
+    pub version: i32,
+    /// The hash.
+    pub hash: [u8; 32],
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version && self.hash.ct_eq(&other.hash).into()
+    }
+}
+
+impl Eq for Fingerprint {}
+
+/// What a request is. Kept in memory only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestDigest([u8; 32]);
+
+/// A route's say in what is compared. The default compares bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FingerprintRules {
+    /// Query parameters that don't count.
+    pub ignore_query: Vec<String>,
+    /// Compare JSON bodies in canonical form (RFC 8785) instead of byte for byte.
+    pub canonical_json: bool,
+    /// JSON pointers (RFC 6901) into the body that don't count; implies `canonical_json`.
+    pub ignore_json: Vec<String>,
+    /// Compare `multipart/form-data` part by part, without its boundary.
+    pub multipart: bool,
+}
+
+/// The parts of a request that are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestParts<'a> {
+    /// The method.
+    pub method: &'a str,
+    /// The path as the client sent it.
+    pub path: &'a str,
+    /// The raw query, without `?`.
+    pub query: Option<&'a str>,
+    /// The `Content-Type` value.
+    pub content_type: Option<&'a [u8]>,
+    /// The `Content-Encoding` value.
+    pub content_encoding: Option<&'a [u8]>,
+    /// The whole body.
+    pub body: &'a [u8],
+}
+
+/// One version of the secret that keys every hash.
+#[derive(Clone)]
+pub struct Secret {
+    /// Counts up from 1.
+    pub version: i32,
+    /// 32 random bytes.
+    pub bytes: [u8; 32],
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Secret {{ version: {} }}", self.version)
+    }
+}
+
+/// All versions that rows may still refer to, newest first; never empty.
+#[derive(Clone, Debug)]
+pub struct Secrets(Vec<Secret>);
+
+impl Secrets {
+    /// `None` when there is no version at all.
+    #[must_use]
+    pub fn new(mut versions: Vec<Secret>) -> Option<Self> {
+        versions.sort_by_key(|secret| -secret.version);
+        (!versions.is_empty()).then_some(Self(versions))
+    }
+
+    /// The version that new rows get.
+    #[must_use]
+    pub fn current(&self) -> &Secret {
+        &self.0[0]
+    }
+
+    /// Every version, newest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Secret> {
+        self.0.iter()
+    }
+
+    /// The fingerprint of a request under the current version.
+    #[must_use]
+    pub fn fingerprint(&self, digest: &RequestDigest) -> Fingerprint {
+        self.current().fingerprint(digest)
+    }
+
+    /// Whether a row's fingerprint is this request's, under whichever version the row was made
+    /// with. `None` on the row compares equal to everything; a version that is no longer known
+    /// compares equal to nothing, which refuses and never runs twice.
+    #[must_use]
+    pub fn matches(&self, stored: Option<&Fingerprint>, digest: &RequestDigest) -> bool {
+        let Some(stored) = stored else { return true };
+        self.0
+            .iter()
+            .find(|secret| secret.version == stored.version)
+            .is_some_and(|secret| secret.fingerprint(digest) == *stored)
+    }
+}
+
+impl Secret {
+    fn fingerprint(&self, digest: &RequestDigest) -> Fingerprint {
+        let hash = blake3::keyed_hash(&self.subkey("fingerprint"), &digest.0);
+        Fingerprint {
+            version: self.version,
+            hash: *hash.as_bytes(),
+        }
+    }
+
+    /// A short mark of who someone is, for a tenant or a principal, under this version.
+    #[must_use]
+    pub fn mark(&self, purpose: &str, credential: &[u8]) -> String {
+        let hash = blake3::keyed_hash(&self.subkey(purpose), credential);
+        let hex = hash.to_hex();
+        format!("{}-{}", self.version, &hex[..40])
+    }
+
+    /// One secret serves several purposes, each with a key of its own.
+    fn subkey(&self, purpose: &str) -> [u8; 32] {
+        *blake3::keyed_hash(&self.bytes, purpose.as_bytes()).as_bytes()
+    }
+}
+
+impl RequestDigest {
+    /// Hashes a request after the route's rules.
+    #[must_use]
+    pub fn of(parts: &RequestParts<'_>, rules: &FingerprintRules) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        let mut field = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        field(ALGORITHM);
+        field(parts.method.as_bytes());
+        field(parts.path.as_bytes());
+        field(&counted_query(parts.query, &rules.ignore_query));
+        let content_type = parts.content_type.unwrap_or_default();
+        field(parts.content_encoding.unwrap_or_default());
+        match counted_body(content_type, parts, rules) {
+            Body::Bytes => {
+                field(content_type);
+                field(parts.body);
+            }
+            Body::Json(canonical) => {
+                field(content_type);
+                field(b"json");
+                field(&canonical);
+            }
+            Body::Parts(list) => {
+                field(b"multipart/form-data");
+                list.iter().for_each(|part| field(part));
+            }
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
+/// The form in which a body is compared.
+enum Body {
+    Bytes,
+    Json(Vec<u8>),
+    Parts(Vec<Vec<u8>>),
+}
+
+fn counted_body(content_type: &[u8], parts: &RequestParts<'_>, rules: &FingerprintRules) -> Body {
+    let coded = parts.content_encoding.is_some_and(|coding| coding != b"identity");
+    let essence = essence(content_type);
+    let json = essence == "application/json" || essence.ends_with("+json");
+    if !coded && json && (rules.canonical_json || !rules.ignore_json.is_empty()) {
+        return canonical_json(parts.body, &rules.ignore_json).map_or(Body::Bytes, Body::Json);
+    }
+    if !coded && rules.multipart && essence == "multipart/form-data" {
+        let boundary = boundary(content_type);
+        return boundary
+            .and_then(|boundary| multipart(parts.body, &boundary))
+            .map_or(Body::Bytes, Body::Parts);
+    }
+    Body::Bytes
+}
+
+/// The media type without parameters, in lower case.
+fn essence(content_type: &[u8]) -> String {
+    let end = content_type.iter().position(|byte| *byte == b';');
+    let essence = &content_type[..end.unwrap_or(content_type.len())];
+    String::from_utf8_lossy(essence.trim_ascii()).to_ascii_lowercase()
+}
+
+fn counted_query(query: Option<&str>, ignored: &[String]) -> Vec<u8> {
+    let Some(query) = query else {
+        return b"-".to_vec();
+    };
+    let counts = |pair: &&str| {
+        let name = pair.split('=').next().unwrap_or_default();
+        !ignored.iter().any(|ignored| ignored == name)
+    };
+    let counted: Vec<&str> = query.split('&').filter(counts).collect();
+    if ignored.is_empty() || !counted.is_empty() {
+        format!("?{}", counted.join("&")).into_bytes()
+    } else {
+        b"-".to_vec()
+    }
+}
+
+/// RFC 8785. `None` when the body is not JSON or holds a number that a double would round: such
+/// bodies are compared byte for byte. Of a repeated member the last one counts.
+fn canonical_json(body: &[u8], ignored: &[String]) -> Option<Vec<u8>> {
+    let mut value: Value = serde_json::from_slice(body).ok()?;
+    if !is_exact(&value) {
+        return None;
+    }
+    for pointer in ignored {
+        remove(&mut value, pointer);
+    }
+    serde_json_canonicalizer::to_vec(&value).ok()
+}
+
+/// Whether no number in `value` is past the integers that a double holds exactly.
+fn is_exact(value: &Value) -> bool {
+    const EXACT_MAX: f64 = 9_007_199_254_740_991.0;
+    match value {
+        Value::Number(number) => number.as_f64().is_some_and(|f| f.abs() <= EXACT_MAX),
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(members) => members.values().all(is_exact),
+        _ => true,
+    }
+}
+
+/// Removes what an RFC 6901 pointer names, if it is there.
+fn remove(value: &mut Value, pointer: &str) {
+    let Some((parent, last)) = pointer.rsplit_once('/') else {
+        return;
+    };
+    let name = last.replace("~1", "/").replace("~0", "~");
+    match value.pointer_mut(parent) {
+        Some(Value::Object(members)) => {
+            members.shift_remove(&name);
+        }
+        Some(Value::Array(items)) => {
+            if let Ok(index) = name.parse::<usize>()
+                && index < items.len()
+            {
+                items[index] = Value::Null;
+            }
+        }
+        _ => {}
+    }
+}
+
+fn boundary(content_type: &[u8]) -> Option<String> {
+    multer::parse_boundary(std::str::from_utf8(content_type).ok()?).ok()
+}
+
+/// Cuts a multipart body into its parts, each with its headers (RFC 2046, section 5.1).
+/// `None` when the body is not what its boundary says: it is then compared byte for byte.
+fn multipart(body: &[u8], boundary: &str) -> Option<Vec<Vec<u8>>> {
+    let delimiter = format!("\r\n--{boundary}").into_bytes();
+    let first = format!("--{boundary}").into_bytes();
+    let mut rest = body.strip_prefix(&first[..])?;
+    let mut list = Vec::new();
+    loop {
+        if rest.starts_with(b"--") {
+            return Some(list);
+        }
+        rest = rest.strip_prefix(b"\r\n")?;
+        let end = memchr::memmem::find(rest, &delimiter)?;
+        list.push(rest[..end].to_vec());
+        rest = &rest[end + delimiter.len()..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parts(body: &[u8]) -> RequestParts<'_> {
+        RequestParts {
+            method: "POST",
+            path: "/charges",
+            query: Some("dry=1"),
+            content_type: Some(b"application/json"),
+            content_encoding: None,
+            body,
+        }
+    }
+
+    fn digest(parts: &RequestParts<'_>) -> RequestDigest {
+        RequestDigest::of(parts, &FingerprintRules::default())
+    }
+
+    #[test]
+    fn every_part_counts() {
+        let base = parts(b"{}");
+        let other = [
+            RequestParts { method: "PATCH", ..base },
+            RequestParts { path: "/refunds", ..base },
+            RequestParts { query: Some("dry=0"), ..base },
+            RequestParts { query: None, ..base },
+            RequestParts { content_type: None, ..base },
+            RequestParts { content_encoding: Some(b"gzip"), ..base },
+            RequestParts { body: b"{ }", ..base },
+        ];
+        for request in &other {
+            assert_ne!(digest(request), digest(&base), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn parts_cannot_borrow_bytes_from_each_other() {
+        let base = RequestParts { path: "/a", query: None, content_type: None, ..parts(b"") };
+        let shifted = RequestParts { method: "POST/", path: "a", ..base };
+        assert_ne!(digest(&base), digest(&shifted));
+        let empty_query = RequestParts { query: Some(""), ..base };
+        assert_ne!(digest(&base), digest(&empty_query));
+    }
+
+    #[test]
+    fn canonical_json_ignores_order_and_space_but_not_meaning() {
+        let rules = FingerprintRules { canonical_json: true, ..FingerprintRules::default() };
+        let of = |body: &[u8]| RequestDigest::of(&parts(body), &rules);
+        assert_eq!(of(br#"{"a":1,"b":2}"#), of(br#"{ "b": 2, "a": 1 }"#));
+        assert_ne!(of(br#"{"a":null}"#), of(b"{}"));
+        assert_ne!(of(br#"{"a":[]}"#), of(b"{}"));
+        assert_ne!(of(b"9007199254740993"), of(b"9007199254740992"));
+        assert_ne!(of(b"{broken"), of(b"{broken "));
+        assert_ne!(digest(&parts(br#"{"a":1,"b":2}"#)), digest(&parts(br#"{"b":2,"a":1}"#)));
+    }
+
+    #[test]
+    fn left_out_pointers_and_parameters_do_not_count() {
+        let rules = FingerprintRules {
+            ignore_json: vec!["/meta/sent_at".into(), "/list/0".into()],
+            ignore_query: vec!["utm".into()],
+            ..FingerprintRules::default()
+        };
+        let of = |body: &[u8], query| {
+            RequestDigest::of(&RequestParts { query, ..parts(body) }, &rules)
+        };
+        let first = of(br#"{"n":1,"meta":{"sent_at":1},"list":[1,2]}"#, Some("utm=a&x=1"));
+        let second = of(br#"{"n":1,"meta":{"sent_at":2},"list":[9,2]}"#, Some("x=1&utm=b"));
+        assert_eq!(first, second);
+        assert_ne!(first, of(br#"{"n":2,"meta":{"sent_at":1},"list":[1,2]}"#, Some("x=1")));
+        assert_eq!(of(b"{}", Some("utm=a")), of(b"{}", None));
+    }
+
+    #[test]
+    fn multipart_counts_by_parts_when_the_route_says_so() {
+        let rules = FingerprintRules { multipart: true, ..FingerprintRules::default() };
+        let of = |boundary: &str, value: &str| {
+            let body = format!(
+                "--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n{value}\r\n--{boundary}--\r\n"
+            );
+            let content_type = format!("multipart/form-data; boundary={boundary}");
+            RequestDigest::of(
+                &RequestParts {
+                    content_type: Some(content_type.as_bytes()),
+                    ..parts(body.as_bytes())
+                },
+                &rules,
+            )
+        };
+        assert_eq!(of("x1", "value"), of("y2", "value"));
+        assert_ne!(of("x1", "value"), of("x1", "other"));
+    }
+
+    #[test]
+    fn an_older_version_still_matches_and_an_unknown_one_never_does() {
+        let secret = |version, byte| Secret { version, bytes: [byte; 32] };
+        let old = Secrets::new(vec![secret(1, 7)]).unwrap();
+        let both = Secrets::new(vec![secret(1, 7), secret(2, 8)]).unwrap();
+        let new = Secrets::new(vec![secret(2, 8)]).unwrap();
+        let request = digest(&parts(b"{}"));
+        let stored = old.fingerprint(&request);
+        assert!(both.matches(Some(&stored), &request));
+        assert!(!both.matches(Some(&stored), &digest(&parts(b"[]"))));
+        assert!(!new.matches(Some(&stored), &request));
+        assert!(new.matches(None, &request));
+        assert_eq!(both.fingerprint(&request).version, 2);
+    }
+
+    proptest! {
+        #[test]
+        fn equal_requests_are_equal_and_a_changed_byte_is_not(
+            body in proptest::collection::vec(any::<u8>(), 1..400), index in any::<prop::sample::Index>(),
+            canonical in any::<bool>(), multipart in any::<bool>(),
+        ) {
+            let rules = FingerprintRules { canonical_json: canonical, multipart, ..FingerprintRules::default() };
+            let mut raw = parts(&body);
+            raw.content_type = Some(b"application/octet-stream");
+            prop_assert_eq!(RequestDigest::of(&raw, &rules), RequestDigest::of(&raw, &rules));
+            let mut changed = body.clone();
+            changed[index.index(body.len())] ^= 1;
+            let other = RequestParts { body: &changed, ..raw };
+            prop_assert_ne!(RequestDigest::of(&raw, &rules), RequestDigest::of(&other, &rules));
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Oncegate stands in front of HTTP services that can't tell a retry from a new request. Clients
+//! send `Idempotency-Key`; the first request runs, every retry gets the first answer.
+//!
+//! The map, in reading order. Imports point down only; `tests/it/tidy.rs` checks it.
+
+pub mod domain;
+pub mod store;
