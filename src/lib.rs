@@ -3,5 +3,8 @@
 //!
 //! The map, in reading order. Imports point down only; `tests/it/tidy.rs` checks it.
 
+pub mod config;
 pub mod domain;
+pub mod problem;
 pub mod store;
+pub mod telemetry;

@@ -180,8 +180,11 @@ pub trait Store: Send + Sync + 'static {
     /// Claims a row that bears `seen` and is `failed_before_commit`, or `completed` past validity
     /// and tombstone. `None`: the row is no longer so. A completed row begins a new generation, a
     /// failed one keeps its own, and its `maybe_sent`.
-    async fn reclaim(&self, claim: &Claim, seen: AttemptToken)
-    -> Result<Option<Claimed>, StoreError>;
+    async fn reclaim(
+        &self,
+        claim: &Claim,
+        seen: AttemptToken,
+    ) -> Result<Option<Claimed>, StoreError>;
 
     /// Extends leases of `pending` rows that bear the token. `false`: not the owner any more.
     async fn heartbeat(&self, beats: &[Heartbeat]) -> Result<Vec<bool>, StoreError>;

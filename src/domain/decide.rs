@@ -69,15 +69,30 @@ mod tests {
         let id = DecisionId(Uuid::nil());
         let second = Duration::from_secs(1);
         let states = [
-            ("completed, valid", State::Completed(id, Validity::Valid(second))),
-            ("completed, tombstone", State::Completed(id, Validity::Tombstone)),
-            ("completed, expired", State::Completed(id, Validity::Expired)),
+            (
+                "completed, valid",
+                State::Completed(id, Validity::Valid(second)),
+            ),
+            (
+                "completed, tombstone",
+                State::Completed(id, Validity::Tombstone),
+            ),
+            (
+                "completed, expired",
+                State::Completed(id, Validity::Expired),
+            ),
             ("outcome_unknown", State::OutcomeUnknown),
             ("pending, lease held", State::Pending(Lease::Held(second))),
             ("pending, no lease", State::Pending(Lease::Unbounded)),
             ("pending, lease over", State::Pending(Lease::Over)),
-            ("failed, nothing sent", State::FailedBeforeCommit { maybe_sent: false }),
-            ("failed, maybe sent", State::FailedBeforeCommit { maybe_sent: true }),
+            (
+                "failed, nothing sent",
+                State::FailedBeforeCommit { maybe_sent: false },
+            ),
+            (
+                "failed, maybe sent",
+                State::FailedBeforeCommit { maybe_sent: true },
+            ),
         ];
         let mut table = String::new();
         for (name, state) in states {

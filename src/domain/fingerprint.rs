@@ -188,7 +188,9 @@ enum Body {
 }
 
 fn counted_body(content_type: &[u8], parts: &RequestParts<'_>, rules: &FingerprintRules) -> Body {
-    let coded = parts.content_encoding.is_some_and(|coding| coding != b"identity");
+    let coded = parts
+        .content_encoding
+        .is_some_and(|coding| coding != b"identity");
     let essence = essence(content_type);
     let json = essence == "application/json" || essence.ends_with("+json");
     if !coded && json && (rules.canonical_json || !rules.ignore_json.is_empty()) {
@@ -318,13 +320,34 @@ mod tests {
     fn every_part_counts() {
         let base = parts(b"{}");
         let other = [
-            RequestParts { method: "PATCH", ..base },
-            RequestParts { path: "/refunds", ..base },
-            RequestParts { query: Some("dry=0"), ..base },
-            RequestParts { query: None, ..base },
-            RequestParts { content_type: None, ..base },
-            RequestParts { content_encoding: Some(b"gzip"), ..base },
-            RequestParts { body: b"{ }", ..base },
+            RequestParts {
+                method: "PATCH",
+                ..base
+            },
+            RequestParts {
+                path: "/refunds",
+                ..base
+            },
+            RequestParts {
+                query: Some("dry=0"),
+                ..base
+            },
+            RequestParts {
+                query: None,
+                ..base
+            },
+            RequestParts {
+                content_type: None,
+                ..base
+            },
+            RequestParts {
+                content_encoding: Some(b"gzip"),
+                ..base
+            },
+            RequestParts {
+                body: b"{ }",
+                ..base
+            },
         ];
         for request in &other {
             assert_ne!(digest(request), digest(&base), "{request:?}");
@@ -333,23 +356,41 @@ mod tests {
 
     #[test]
     fn parts_cannot_borrow_bytes_from_each_other() {
-        let base = RequestParts { path: "/a", query: None, content_type: None, ..parts(b"") };
-        let shifted = RequestParts { method: "POST/", path: "a", ..base };
+        let base = RequestParts {
+            path: "/a",
+            query: None,
+            content_type: None,
+            ..parts(b"")
+        };
+        let shifted = RequestParts {
+            method: "POST/",
+            path: "a",
+            ..base
+        };
         assert_ne!(digest(&base), digest(&shifted));
-        let empty_query = RequestParts { query: Some(""), ..base };
+        let empty_query = RequestParts {
+            query: Some(""),
+            ..base
+        };
         assert_ne!(digest(&base), digest(&empty_query));
     }
 
     #[test]
     fn canonical_json_ignores_order_and_space_but_not_meaning() {
-        let rules = FingerprintRules { canonical_json: true, ..FingerprintRules::default() };
+        let rules = FingerprintRules {
+            canonical_json: true,
+            ..FingerprintRules::default()
+        };
         let of = |body: &[u8]| RequestDigest::of(&parts(body), &rules);
         assert_eq!(of(br#"{"a":1,"b":2}"#), of(br#"{ "b": 2, "a": 1 }"#));
         assert_ne!(of(br#"{"a":null}"#), of(b"{}"));
         assert_ne!(of(br#"{"a":[]}"#), of(b"{}"));
         assert_ne!(of(b"9007199254740993"), of(b"9007199254740992"));
         assert_ne!(of(b"{broken"), of(b"{broken "));
-        assert_ne!(digest(&parts(br#"{"a":1,"b":2}"#)), digest(&parts(br#"{"b":2,"a":1}"#)));
+        assert_ne!(
+            digest(&parts(br#"{"a":1,"b":2}"#)),
+            digest(&parts(br#"{"b":2,"a":1}"#))
+        );
     }
 
     #[test]
@@ -360,18 +401,36 @@ mod tests {
             ..FingerprintRules::default()
         };
         let of = |body: &[u8], query| {
-            RequestDigest::of(&RequestParts { query, ..parts(body) }, &rules)
+            RequestDigest::of(
+                &RequestParts {
+                    query,
+                    ..parts(body)
+                },
+                &rules,
+            )
         };
-        let first = of(br#"{"n":1,"meta":{"sent_at":1},"list":[1,2]}"#, Some("utm=a&x=1"));
-        let second = of(br#"{"n":1,"meta":{"sent_at":2},"list":[9,2]}"#, Some("x=1&utm=b"));
+        let first = of(
+            br#"{"n":1,"meta":{"sent_at":1},"list":[1,2]}"#,
+            Some("utm=a&x=1"),
+        );
+        let second = of(
+            br#"{"n":1,"meta":{"sent_at":2},"list":[9,2]}"#,
+            Some("x=1&utm=b"),
+        );
         assert_eq!(first, second);
-        assert_ne!(first, of(br#"{"n":2,"meta":{"sent_at":1},"list":[1,2]}"#, Some("x=1")));
+        assert_ne!(
+            first,
+            of(br#"{"n":2,"meta":{"sent_at":1},"list":[1,2]}"#, Some("x=1"))
+        );
         assert_eq!(of(b"{}", Some("utm=a")), of(b"{}", None));
     }
 
     #[test]
     fn multipart_counts_by_parts_when_the_route_says_so() {
-        let rules = FingerprintRules { multipart: true, ..FingerprintRules::default() };
+        let rules = FingerprintRules {
+            multipart: true,
+            ..FingerprintRules::default()
+        };
         let of = |boundary: &str, value: &str| {
             let body = format!(
                 "--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n{value}\r\n--{boundary}--\r\n"
@@ -391,7 +450,10 @@ mod tests {
 
     #[test]
     fn an_older_version_still_matches_and_an_unknown_one_never_does() {
-        let secret = |version, byte| Secret { version, bytes: [byte; 32] };
+        let secret = |version, byte| Secret {
+            version,
+            bytes: [byte; 32],
+        };
         let old = Secrets::new(vec![secret(1, 7)]).unwrap();
         let both = Secrets::new(vec![secret(1, 7), secret(2, 8)]).unwrap();
         let new = Secrets::new(vec![secret(2, 8)]).unwrap();

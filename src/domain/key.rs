@@ -133,12 +133,18 @@ mod tests {
             assert_eq!(parse(line), Ok(Some("abc".into())));
         }
         assert_eq!(parse(br#""a\"b\\c d""#), Ok(Some(r#"a"b\c d"#.into())));
-        assert_eq!(parse(b"order-42_a.b~c;x"), Ok(Some("order-42_a.b~c;x".into())));
+        assert_eq!(
+            parse(b"order-42_a.b~c;x"),
+            Ok(Some("order-42_a.b~c;x".into()))
+        );
     }
 
     #[test]
     fn absent_and_empty_opt_out() {
-        assert_eq!(IdempotencyKey::from_header_lines(std::iter::empty()), Ok(None));
+        assert_eq!(
+            IdempotencyKey::from_header_lines(std::iter::empty()),
+            Ok(None)
+        );
         for line in [&b""[..], b"   ", b"\"\""] {
             assert_eq!(parse(line), Ok(None));
         }
@@ -173,9 +179,18 @@ mod tests {
     fn length_counts_after_unquoting() {
         let longest = "k".repeat(KEY_BYTES_MAX);
         assert_eq!(parse(longest.as_bytes()), Ok(Some(longest.clone())));
-        assert_eq!(parse(format!("\"{longest}\"").as_bytes()), Ok(Some(longest.clone())));
-        assert_eq!(parse(format!("{longest}k").as_bytes()), Err(KeyError::TooLong));
-        assert_eq!(parse(format!("\"{longest}k\"").as_bytes()), Err(KeyError::TooLong));
+        assert_eq!(
+            parse(format!("\"{longest}\"").as_bytes()),
+            Ok(Some(longest.clone()))
+        );
+        assert_eq!(
+            parse(format!("{longest}k").as_bytes()),
+            Err(KeyError::TooLong)
+        );
+        assert_eq!(
+            parse(format!("\"{longest}k\"").as_bytes()),
+            Err(KeyError::TooLong)
+        );
     }
 
     proptest! {

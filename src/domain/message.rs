@@ -245,7 +245,9 @@ fn is_kept(name: &HeaderName, store_set_cookie: bool) -> bool {
     let dropped = OWN_HEADERS.contains(name)
         || HOP_BY_HOP.contains(name)
         || NOT_KEPT.contains(name)
-        || NOT_KEPT_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix));
+        || NOT_KEPT_PREFIXES
+            .iter()
+            .any(|prefix| name.as_str().starts_with(prefix));
     !dropped && (store_set_cookie || name != SET_COOKIE)
 }
 

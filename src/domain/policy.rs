@@ -108,7 +108,11 @@ impl OnUnknown {
     /// Reads the word back. Anything unknown holds: that never runs twice.
     #[must_use]
     pub fn from_word(word: &str) -> Self {
-        if word == "redrive" { Self::Redrive } else { Self::Hold }
+        if word == "redrive" {
+            Self::Redrive
+        } else {
+            Self::Hold
+        }
     }
 }
 

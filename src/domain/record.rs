@@ -250,4 +250,3 @@ pub struct Found {
     /// The status of the stored answer, if there is one.
     pub answer_status: Option<u16>,
 }
-

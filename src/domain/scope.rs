@@ -137,7 +137,10 @@ mod tests {
         let tenant = TenantScope::named(b"acme").unwrap();
         let scoped = tenant.with_principal("p1-00ff");
         assert_eq!(scoped.as_str(), "acme p1-00ff");
-        assert_eq!(TenantScope::named(scoped.as_str().as_bytes()), Err(ScopeError::Tenant));
+        assert_eq!(
+            TenantScope::named(scoped.as_str().as_bytes()),
+            Err(ScopeError::Tenant)
+        );
     }
 
     #[test]

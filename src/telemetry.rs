@@ -1,0 +1,134 @@
+//! What the gateway tells about itself: metric names, each with its meaning, and the log.
+//!
+//! No tenant, key or id ever becomes a label; secrets and bodies never reach the log.
+
+pub mod metric {
+    //! Metric names. [`describe`] gives Prometheus their help texts.
+
+    use metrics::Unit;
+
+    /// Guarded requests with a key, by `pool` and the `status` that `Idempotency-Status` told.
+    pub const GUARDED_REQUESTS: &str = "oncegate_guarded_requests_total";
+    /// Calls of guarded requests to upstreams, by `pool` and `outcome`.
+    pub const UPSTREAM_CALLS: &str = "oncegate_upstream_calls_total";
+    /// From the first byte sent to the last received of a guarded call, by `pool`.
+    pub const UPSTREAM_SECONDS: &str = "oncegate_upstream_seconds";
+    /// From the claim to the committed decision, by `pool`.
+    pub const OWNER_SECONDS: &str = "oncegate_owner_seconds";
+    /// Duplicates that are parked now.
+    pub const WAITERS: &str = "oncegate_waiters";
+    /// Owners that are at work now.
+    pub const OWNERS: &str = "oncegate_owners";
+    /// Owners that found their token stale.
+    pub const STALE_OWNER: &str = "oncegate_stale_owner_total";
+    /// Owners that were dropped without settling.
+    pub const DANGLING_OWNER: &str = "oncegate_dangling_owner_total";
+    /// Answers that reached their client before their commit, by `result` of the later commit.
+    pub const UNRECORDED: &str = "oncegate_unrecorded_total";
+    /// Records that the sweep moved, by state `to`.
+    pub const SWEPT: &str = "oncegate_swept_total";
+    /// Rows that retention deleted, by `table`.
+    pub const PURGED: &str = "oncegate_purged_total";
+    /// Records whose outcome is unknown.
+    pub const UNKNOWN_RECORDS: &str = "oncegate_unknown_records";
+    /// Age of the oldest record whose owner is at work, in seconds.
+    pub const OLDEST_PENDING_SECONDS: &str = "oncegate_oldest_pending_seconds";
+    /// Store operations, by `operation`.
+    pub const STORE_SECONDS: &str = "oncegate_store_seconds";
+    /// Store operations that gave no result, by `operation` and `kind`.
+    pub const STORE_ERRORS: &str = "oncegate_store_errors_total";
+    /// Look-ups in the cache of decisions, by `result`.
+    pub const CACHE_LOOKUPS: &str = "oncegate_cache_lookups_total";
+    /// Memory that the cache of decisions holds, in bytes.
+    pub const CACHE_BYTES: &str = "oncegate_cache_bytes";
+    /// Memory that request bodies of owners and waiters hold, in bytes.
+    pub const BODY_BYTES: &str = "oncegate_body_bytes";
+    /// Wake-ups from other gateways, by `kind`.
+    pub const WAKEUPS: &str = "oncegate_wakeups_total";
+    /// Connections of clients that are open now.
+    pub const CLIENT_CONNECTIONS: &str = "oncegate_client_connections";
+    /// Connections to upstreams that are open now, by `pool`.
+    pub const UPSTREAM_CONNECTIONS: &str = "oncegate_upstream_connections";
+    /// Connections to the store, by `state`.
+    pub const STORE_CONNECTIONS: &str = "oncegate_store_connections";
+    /// Rounds of background workers, by `worker` and `result`.
+    pub const WORKER_ROUNDS: &str = "oncegate_worker_rounds_total";
+
+    /// Registers every help text.
+    pub fn describe() {
+        use metrics::{
+            describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram,
+        };
+        counter!(
+            GUARDED_REQUESTS,
+            "Guarded requests with a key, by pool and Idempotency-Status."
+        );
+        counter!(
+            UPSTREAM_CALLS,
+            "Calls of guarded requests to upstreams, by pool and outcome."
+        );
+        histogram!(
+            UPSTREAM_SECONDS,
+            Unit::Seconds,
+            "Duration of guarded upstream calls."
+        );
+        histogram!(
+            OWNER_SECONDS,
+            Unit::Seconds,
+            "From the claim to the committed decision."
+        );
+        gauge!(WAITERS, "Duplicates that are parked now.");
+        gauge!(OWNERS, "Owners that are at work now.");
+        counter!(STALE_OWNER, "Owners that found their token stale.");
+        counter!(DANGLING_OWNER, "Owners that were dropped without settling.");
+        counter!(
+            UNRECORDED,
+            "Answers given before their commit, by result of the later commit."
+        );
+        counter!(
+            SWEPT,
+            "Records moved because their lease was over, by state."
+        );
+        counter!(PURGED, "Rows deleted by retention, by table.");
+        gauge!(UNKNOWN_RECORDS, "Records whose outcome is unknown.");
+        gauge!(
+            OLDEST_PENDING_SECONDS,
+            Unit::Seconds,
+            "Age of the oldest pending record."
+        );
+        histogram!(
+            STORE_SECONDS,
+            Unit::Seconds,
+            "Duration of store operations."
+        );
+        counter!(
+            STORE_ERRORS,
+            "Store operations without a result, by operation and kind."
+        );
+        counter!(
+            CACHE_LOOKUPS,
+            "Look-ups in the cache of decisions, by result."
+        );
+        gauge!(
+            CACHE_BYTES,
+            Unit::Bytes,
+            "Memory held by the cache of decisions."
+        );
+        gauge!(
+            BODY_BYTES,
+            Unit::Bytes,
+            "Memory held by request bodies of owners and waiters."
+        );
+        counter!(WAKEUPS, "Wake-ups from other gateways, by kind.");
+        gauge!(CLIENT_CONNECTIONS, "Open connections of clients.");
+        gauge!(
+            UPSTREAM_CONNECTIONS,
+            "Open connections to upstreams, by pool."
+        );
+        gauge!(STORE_CONNECTIONS, "Connections to the store, by state.");
+        counter!(
+            WORKER_ROUNDS,
+            "Rounds of background workers, by worker and result."
+        );
+    }
+}
