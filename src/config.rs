@@ -2,6 +2,7 @@
 //!
 //! [`Config`] is what the rest of the program reads; each part gets its own slice of it.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -67,6 +68,13 @@ pub struct StoreConfig {
     pub sweep_interval: Duration,
     /// How often retention looks for records past their time.
     pub purge_interval: Duration,
+}
+
+impl fmt::Debug for StoreConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = self.url.split(':').next().unwrap_or_default();
+        write!(f, "StoreConfig {{ {scheme} }}")
+    }
 }
 
 /// Who a request is from.
@@ -185,6 +193,12 @@ pub struct TokenConfig {
     pub sha256: [u8; 32],
     /// Only records of this tenant; `None`: of all.
     pub tenant: Option<TenantScope>,
+}
+
+impl fmt::Debug for TokenConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TokenConfig {{ {}, {:?} }}", self.name, self.role)
+    }
 }
 
 /// What a token may do.

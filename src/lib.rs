@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod domain;
+pub mod ids;
 pub mod problem;
 pub mod store;
 pub mod telemetry;

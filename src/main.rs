@@ -1,1 +1,3 @@
+//! The `oncegate` command.
+
 fn main() {}

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::StatusCode as S;
+use http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
 
 /// Where the pages of the problem types are; `type` is this followed by the slug.
@@ -67,32 +68,9 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, for the docs and their test.
-    pub const ALL: [Self; 24] = [
-        Self::KeyInvalid,
-        Self::KeyMissing,
-        Self::KeyReused,
-        Self::InProgress,
-        Self::OutcomeUnknown,
-        Self::OutcomeUnknownBroken,
-        Self::OutcomeUnknownTimeout,
-        Self::ResponseNotReplayable,
-        Self::AttemptStale,
-        Self::TenantMissing,
-        Self::StoreUnavailable,
-        Self::UpstreamUnreachable,
-        Self::UpstreamUnavailable,
-        Self::UpstreamTimeout,
-        Self::UpstreamBroken,
-        Self::BodyTooLarge,
-        Self::Overloaded,
-        Self::NoRoute,
-        Self::KeyExpired,
-        Self::RequestInvalid,
-        Self::Unauthorized,
-        Self::Forbidden,
-        Self::NotFound,
-        Self::StateConflict,
-    ];
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|(kind, ..)| *kind)
+    }
 
     /// The end of `type`: stable, and the name of the page.
     #[must_use]
@@ -102,114 +80,165 @@ impl Kind {
 
     /// The HTTP status.
     #[must_use]
-    pub fn status(self) -> StatusCode {
+    pub fn status(self) -> S {
         self.fixed().0
     }
 
-    fn fixed(self) -> (StatusCode, &'static str, &'static str) {
-        use StatusCode as S;
-        match self {
-            Self::KeyInvalid => (
-                S::BAD_REQUEST,
-                "key-invalid",
-                "The idempotency key is malformed",
-            ),
-            Self::KeyMissing => (
-                S::BAD_REQUEST,
-                "key-missing",
-                "An idempotency key is required",
-            ),
-            Self::KeyReused => (
-                S::UNPROCESSABLE_ENTITY,
-                "key-reused",
-                "The idempotency key belongs to another request",
-            ),
-            Self::InProgress => (
-                S::CONFLICT,
-                "in-progress",
-                "The first request is still running",
-            ),
-            Self::OutcomeUnknown => (S::CONFLICT, "outcome-unknown", UNKNOWN_TITLE),
-            Self::OutcomeUnknownBroken => (S::BAD_GATEWAY, "outcome-unknown", UNKNOWN_TITLE),
-            Self::OutcomeUnknownTimeout => (S::GATEWAY_TIMEOUT, "outcome-unknown", UNKNOWN_TITLE),
-            Self::ResponseNotReplayable => (
-                S::CONFLICT,
-                "response-not-replayable",
-                "The request ran, but its answer was not kept",
-            ),
-            Self::AttemptStale => (
-                S::CONFLICT,
-                "attempt-stale",
-                "Another attempt owns this key now",
-            ),
-            Self::TenantMissing => (
-                S::UNAUTHORIZED,
-                "tenant-missing",
-                "The request has no tenant",
-            ),
-            Self::StoreUnavailable => (
-                S::SERVICE_UNAVAILABLE,
-                "store-unavailable",
-                "The gateway can't reach its store; nothing was sent",
-            ),
-            Self::UpstreamUnreachable => (
-                S::BAD_GATEWAY,
-                "upstream-unreachable",
-                "The service can't be reached; nothing was sent",
-            ),
-            Self::UpstreamUnavailable => (
-                S::SERVICE_UNAVAILABLE,
-                "upstream-unreachable",
-                "The service has no room or no healthy target; nothing was sent",
-            ),
-            Self::UpstreamTimeout => (
-                S::GATEWAY_TIMEOUT,
-                "upstream-timeout",
-                "The service could not be connected to in time; nothing was sent",
-            ),
-            Self::UpstreamBroken => (
-                S::BAD_GATEWAY,
-                "upstream-broken",
-                "The service's answer broke off",
-            ),
-            Self::BodyTooLarge => (
-                S::PAYLOAD_TOO_LARGE,
-                "body-too-large",
-                "The request body is too large",
-            ),
-            Self::Overloaded => (
-                S::SERVICE_UNAVAILABLE,
-                "overloaded",
-                "The gateway has no room now",
-            ),
-            Self::NoRoute => (S::NOT_FOUND, "no-route", "No route matches this request"),
-            Self::KeyExpired => (
-                S::CONFLICT,
-                "key-expired",
-                "The idempotency key has expired",
-            ),
-            Self::RequestInvalid => (
-                S::BAD_REQUEST,
-                "request-invalid",
-                "The request is malformed",
-            ),
-            Self::Unauthorized => (
-                S::UNAUTHORIZED,
-                "unauthorized",
-                "A valid bearer token is required",
-            ),
-            Self::Forbidden => (S::FORBIDDEN, "forbidden", "The token may not do this"),
-            Self::NotFound => (S::NOT_FOUND, "not-found", "There is no such thing here"),
-            Self::StateConflict => (
-                S::CONFLICT,
-                "state-conflict",
-                "The record's state does not allow this",
-            ),
-        }
+    fn fixed(self) -> (S, &'static str, &'static str) {
+        let (_, status, slug, title) = TABLE[self as usize];
+        (status, slug, title)
     }
 }
 
 const UNKNOWN_TITLE: &str = "Nobody knows whether the request ran";
+
+/// What is fixed for each kind, in the order of [`Kind`]: status, slug, title.
+const TABLE: [(Kind, S, &str, &str); 24] = [
+    (
+        Kind::KeyInvalid,
+        S::BAD_REQUEST,
+        "key-invalid",
+        "The idempotency key is malformed",
+    ),
+    (
+        Kind::KeyMissing,
+        S::BAD_REQUEST,
+        "key-missing",
+        "An idempotency key is required",
+    ),
+    (
+        Kind::KeyReused,
+        S::UNPROCESSABLE_ENTITY,
+        "key-reused",
+        "The idempotency key belongs to another request",
+    ),
+    (
+        Kind::InProgress,
+        S::CONFLICT,
+        "in-progress",
+        "The first request is still running",
+    ),
+    (
+        Kind::OutcomeUnknown,
+        S::CONFLICT,
+        "outcome-unknown",
+        UNKNOWN_TITLE,
+    ),
+    (
+        Kind::OutcomeUnknownBroken,
+        S::BAD_GATEWAY,
+        "outcome-unknown",
+        UNKNOWN_TITLE,
+    ),
+    (
+        Kind::OutcomeUnknownTimeout,
+        S::GATEWAY_TIMEOUT,
+        "outcome-unknown",
+        UNKNOWN_TITLE,
+    ),
+    (
+        Kind::ResponseNotReplayable,
+        S::CONFLICT,
+        "response-not-replayable",
+        "The request ran, but its answer was not kept",
+    ),
+    (
+        Kind::AttemptStale,
+        S::CONFLICT,
+        "attempt-stale",
+        "Another attempt owns this key now",
+    ),
+    (
+        Kind::TenantMissing,
+        S::UNAUTHORIZED,
+        "tenant-missing",
+        "The request has no tenant",
+    ),
+    (
+        Kind::StoreUnavailable,
+        S::SERVICE_UNAVAILABLE,
+        "store-unavailable",
+        "The gateway can't reach its store; nothing was sent",
+    ),
+    (
+        Kind::UpstreamUnreachable,
+        S::BAD_GATEWAY,
+        "upstream-unreachable",
+        "The service can't be reached; nothing was sent",
+    ),
+    (
+        Kind::UpstreamUnavailable,
+        S::SERVICE_UNAVAILABLE,
+        "upstream-unreachable",
+        "The service has no room or no healthy target; nothing was sent",
+    ),
+    (
+        Kind::UpstreamTimeout,
+        S::GATEWAY_TIMEOUT,
+        "upstream-timeout",
+        "The service could not be connected to in time; nothing was sent",
+    ),
+    (
+        Kind::UpstreamBroken,
+        S::BAD_GATEWAY,
+        "upstream-broken",
+        "The service's answer broke off",
+    ),
+    (
+        Kind::BodyTooLarge,
+        S::PAYLOAD_TOO_LARGE,
+        "body-too-large",
+        "The request body is too large",
+    ),
+    (
+        Kind::Overloaded,
+        S::SERVICE_UNAVAILABLE,
+        "overloaded",
+        "The gateway has no room now",
+    ),
+    (
+        Kind::NoRoute,
+        S::NOT_FOUND,
+        "no-route",
+        "No route matches this request",
+    ),
+    (
+        Kind::KeyExpired,
+        S::CONFLICT,
+        "key-expired",
+        "The idempotency key has expired",
+    ),
+    (
+        Kind::RequestInvalid,
+        S::BAD_REQUEST,
+        "request-invalid",
+        "The request is malformed",
+    ),
+    (
+        Kind::Unauthorized,
+        S::UNAUTHORIZED,
+        "unauthorized",
+        "A valid bearer token is required",
+    ),
+    (
+        Kind::Forbidden,
+        S::FORBIDDEN,
+        "forbidden",
+        "The token may not do this",
+    ),
+    (
+        Kind::NotFound,
+        S::NOT_FOUND,
+        "not-found",
+        "There is no such thing here",
+    ),
+    (
+        Kind::StateConflict,
+        S::CONFLICT,
+        "state-conflict",
+        "The record's state does not allow this",
+    ),
+];
 
 /// A problem to answer with.
 #[derive(Clone, Debug)]
@@ -295,7 +324,8 @@ mod tests {
 
     #[test]
     fn the_document_agrees_with_the_response() {
-        for kind in Kind::ALL {
+        for (index, kind) in Kind::all().enumerate() {
+            assert_eq!(kind as usize, index, "the table is in order");
             let response = Problem::new(kind, "do this")
                 .retry_after(Duration::ZERO)
                 .into_response();

@@ -54,81 +54,158 @@ pub mod metric {
     /// Rounds of background workers, by `worker` and `result`.
     pub const WORKER_ROUNDS: &str = "oncegate_worker_rounds_total";
 
-    /// Registers every help text.
-    pub fn describe() {
-        use metrics::{
-            describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram,
-        };
-        counter!(
+    use Instrument::{Counter, Gauge, Histogram};
+
+    enum Instrument {
+        Counter,
+        Gauge,
+        Histogram,
+    }
+
+    const HELP: [(Instrument, &str, Unit, &str); 23] = [
+        (
+            Counter,
             GUARDED_REQUESTS,
-            "Guarded requests with a key, by pool and Idempotency-Status."
-        );
-        counter!(
+            Unit::Count,
+            "Guarded requests with a key, by pool and the status that Idempotency-Status told.",
+        ),
+        (
+            Counter,
             UPSTREAM_CALLS,
-            "Calls of guarded requests to upstreams, by pool and outcome."
-        );
-        histogram!(
+            Unit::Count,
+            "Calls of guarded requests to upstreams, by pool and outcome.",
+        ),
+        (
+            Histogram,
             UPSTREAM_SECONDS,
             Unit::Seconds,
-            "Duration of guarded upstream calls."
-        );
-        histogram!(
+            "From the first byte sent to the last received of a guarded call, by pool.",
+        ),
+        (
+            Histogram,
             OWNER_SECONDS,
             Unit::Seconds,
-            "From the claim to the committed decision."
-        );
-        gauge!(WAITERS, "Duplicates that are parked now.");
-        gauge!(OWNERS, "Owners that are at work now.");
-        counter!(STALE_OWNER, "Owners that found their token stale.");
-        counter!(DANGLING_OWNER, "Owners that were dropped without settling.");
-        counter!(
+            "From the claim to the committed decision, by pool.",
+        ),
+        (
+            Gauge,
+            WAITERS,
+            Unit::Count,
+            "Duplicates that are parked now.",
+        ),
+        (Gauge, OWNERS, Unit::Count, "Owners that are at work now."),
+        (
+            Counter,
+            STALE_OWNER,
+            Unit::Count,
+            "Owners that found their token stale.",
+        ),
+        (
+            Counter,
+            DANGLING_OWNER,
+            Unit::Count,
+            "Owners that were dropped without settling.",
+        ),
+        (
+            Counter,
             UNRECORDED,
-            "Answers given before their commit, by result of the later commit."
-        );
-        counter!(
+            Unit::Count,
+            "Answers that reached their client before their commit, by result of the later commit.",
+        ),
+        (
+            Counter,
             SWEPT,
-            "Records moved because their lease was over, by state."
-        );
-        counter!(PURGED, "Rows deleted by retention, by table.");
-        gauge!(UNKNOWN_RECORDS, "Records whose outcome is unknown.");
-        gauge!(
+            Unit::Count,
+            "Records that the sweep moved, by state to.",
+        ),
+        (
+            Counter,
+            PURGED,
+            Unit::Count,
+            "Rows that retention deleted, by table.",
+        ),
+        (
+            Gauge,
+            UNKNOWN_RECORDS,
+            Unit::Count,
+            "Records whose outcome is unknown.",
+        ),
+        (
+            Gauge,
             OLDEST_PENDING_SECONDS,
             Unit::Seconds,
-            "Age of the oldest pending record."
-        );
-        histogram!(
+            "Age of the oldest record whose owner is at work, in seconds.",
+        ),
+        (
+            Histogram,
             STORE_SECONDS,
             Unit::Seconds,
-            "Duration of store operations."
-        );
-        counter!(
+            "Store operations, by operation.",
+        ),
+        (
+            Counter,
             STORE_ERRORS,
-            "Store operations without a result, by operation and kind."
-        );
-        counter!(
+            Unit::Count,
+            "Store operations that gave no result, by operation and kind.",
+        ),
+        (
+            Counter,
             CACHE_LOOKUPS,
-            "Look-ups in the cache of decisions, by result."
-        );
-        gauge!(
+            Unit::Count,
+            "Look-ups in the cache of decisions, by result.",
+        ),
+        (
+            Gauge,
             CACHE_BYTES,
             Unit::Bytes,
-            "Memory held by the cache of decisions."
-        );
-        gauge!(
+            "Memory that the cache of decisions holds, in bytes.",
+        ),
+        (
+            Gauge,
             BODY_BYTES,
             Unit::Bytes,
-            "Memory held by request bodies of owners and waiters."
-        );
-        counter!(WAKEUPS, "Wake-ups from other gateways, by kind.");
-        gauge!(CLIENT_CONNECTIONS, "Open connections of clients.");
-        gauge!(
+            "Memory that request bodies of owners and waiters hold, in bytes.",
+        ),
+        (
+            Counter,
+            WAKEUPS,
+            Unit::Count,
+            "Wake-ups from other gateways, by kind.",
+        ),
+        (
+            Gauge,
+            CLIENT_CONNECTIONS,
+            Unit::Count,
+            "Connections of clients that are open now.",
+        ),
+        (
+            Gauge,
             UPSTREAM_CONNECTIONS,
-            "Open connections to upstreams, by pool."
-        );
-        gauge!(STORE_CONNECTIONS, "Connections to the store, by state.");
-        counter!(
+            Unit::Count,
+            "Connections to upstreams that are open now, by pool.",
+        ),
+        (
+            Gauge,
+            STORE_CONNECTIONS,
+            Unit::Count,
+            "Connections to the store, by state.",
+        ),
+        (
+            Counter,
             WORKER_ROUNDS,
-            "Rounds of background workers, by worker and result."
-        );
+            Unit::Count,
+            "Rounds of background workers, by worker and result.",
+        ),
+    ];
+
+    /// Registers every help text.
+    pub fn describe() {
+        for (instrument, name, unit, help) in HELP {
+            match instrument {
+                Counter => metrics::describe_counter!(name, unit, help),
+                Gauge => metrics::describe_gauge!(name, unit, help),
+                Histogram => metrics::describe_histogram!(name, unit, help),
+            }
+        }
     }
 }

@@ -40,9 +40,9 @@ pub enum Refusal {
 #[must_use]
 pub fn decide(state: State, same_request: bool, duplicates: Duplicates) -> Decision {
     match state {
-        State::Completed(_, Validity::Expired) => Decision::TakeOver,
+        State::Completed(_, Validity::Expired)
+        | State::FailedBeforeCommit { maybe_sent: false } => Decision::TakeOver,
         State::Completed(_, Validity::Tombstone) => Decision::Refuse(Refusal::KeyExpired),
-        State::FailedBeforeCommit { maybe_sent: false } => Decision::TakeOver,
         _ if !same_request => Decision::Refuse(Refusal::Mismatch),
         State::Completed(decision_id, Validity::Valid(_)) => Decision::Replay(decision_id),
         State::OutcomeUnknown => Decision::Refuse(Refusal::OutcomeUnknown),

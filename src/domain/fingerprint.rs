@@ -173,7 +173,9 @@ impl RequestDigest {
             }
             Body::Parts(list) => {
                 field(b"multipart/form-data");
-                list.iter().for_each(|part| field(part));
+                for part in &list {
+                    field(part);
+                }
             }
         }
         Self(*hasher.finalize().as_bytes())

@@ -1,1 +1,1 @@
-
+//! Group commit: while one batch commits, the next one gathers.
