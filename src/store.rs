@@ -22,12 +22,12 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio::sync::broadcast;
 
-use crate::domain::fingerprint::Secret;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
+use crate::domain::secret::Secret;
 
 /// Why an operation gave no result.
 #[derive(Debug, thiserror::Error)]
