@@ -1,1 +1,5 @@
 //! The store on one SQLite file.
+
+mod lock;
+
+pub use lock::FileLock;
