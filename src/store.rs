@@ -112,6 +112,20 @@ pub enum Verdict {
     NeverHappened,
 }
 
+impl Verdict {
+    /// The word for it in the audit log.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Happened(_) => "happened",
+            Self::NeverHappened => "never_happened",
+        }
+    }
+}
+
+/// The audit log's word for a record that an operator deleted.
+pub const PURGED: &str = "purged";
+
 /// An operator's act, for the audit log; written in the same transaction as what it did.
 #[derive(Clone, Debug)]
 pub struct Audit {

@@ -10,6 +10,7 @@ mod model;
 mod operators;
 mod rows;
 mod settling;
+mod sqlite;
 mod time;
 mod whole;
 

@@ -87,7 +87,7 @@ pub async fn a_lost_claim_is_shown_the_record(on: &Fixture) {
     first.terms = Terms {
         lease: Duration::from_secs(1000),
         valid_for: Duration::from_secs(2000),
-        tombstone_for: Duration::from_secs(3000),
+        tombstone_for: Duration::from_mins(50),
         on_unknown: OnUnknown::Redrive,
     };
     on.win(&first).await;
@@ -106,7 +106,7 @@ pub async fn a_lost_claim_is_shown_the_record(on: &Fixture) {
         panic!("{:?}", record.state);
     };
     assert!(
-        left <= first.terms.lease && left > Duration::from_secs(900),
+        left <= first.terms.lease && left > Duration::from_mins(15),
         "{left:?}"
     );
 }
@@ -306,7 +306,7 @@ pub async fn a_reclaim_stamps_its_own_terms_and_fingerprint(on: &Fixture) {
     second.terms = Terms {
         lease: Duration::from_secs(1000),
         valid_for: Duration::from_secs(2000),
-        tombstone_for: Duration::from_secs(3000),
+        tombstone_for: Duration::from_mins(50),
         on_unknown: OnUnknown::Redrive,
     };
     assert!(
@@ -326,7 +326,7 @@ pub async fn a_reclaim_stamps_its_own_terms_and_fingerprint(on: &Fixture) {
         panic!("{:?}", record.state);
     };
     assert!(
-        left <= second.terms.lease && left > Duration::from_secs(900),
+        left <= second.terms.lease && left > Duration::from_mins(15),
         "{left:?}"
     );
 

@@ -20,7 +20,7 @@ use oncegate::ids;
 use oncegate::store::Store;
 
 /// Long enough that nothing ends during a case.
-pub const LONG: Duration = Duration::from_secs(3600);
+pub const LONG: Duration = Duration::from_hours(1);
 /// The tables that an owner's write may touch.
 pub const TABLES: [&str; 2] = ["eec_routing_idempotency", "eec_routing_decision"];
 
@@ -31,7 +31,7 @@ pub struct Fixture {
     /// Its database.
     pub raw: Arc<dyn Raw>,
     /// What must live as long: a directory, a server.
-    pub keep: Box<dyn Any + Send + Sync>,
+    pub _keep: Box<dyn Any + Send + Sync>,
 }
 
 /// A connection of an operator with a shell.

@@ -220,7 +220,7 @@ pub async fn duplicates_in_a_batch_count_as_if_one_by_one(on: &Fixture) {
     );
     let state = on.record(&d.key).await.state;
     assert!(
-        matches!(state, State::Pending(Lease::Held(left)) if left > Duration::from_secs(60)),
+        matches!(state, State::Pending(Lease::Held(left)) if left > Duration::from_mins(1)),
         "{state:?}"
     );
 }

@@ -23,7 +23,7 @@ async fn fresh() -> Fixture {
     Fixture {
         store: Arc::new(store),
         raw: Arc::new(RawSqlite(Mutex::new(connection))),
-        keep: Box::new(directory),
+        _keep: Box::new(directory),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The store as a whole: secrets, clock, closing, and callers that go away.
 
+use std::slice;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -49,7 +50,7 @@ pub async fn a_closed_store_says_so(on: &Fixture) {
     on.win(&claim).await;
     on.store.close().await;
     let closed = |error: StoreError| assert!(matches!(error, StoreError::Closed), "{error:?}");
-    closed(on.store.reserve(&[claim.clone()]).await.unwrap_err());
+    closed(on.store.reserve(slice::from_ref(&claim)).await.unwrap_err());
     closed(on.store.look_up(&[key("k")]).await.unwrap_err());
     closed(on.store.complete(&[completion(&claim)]).await.unwrap_err());
     closed(on.store.ping().await.unwrap_err());
