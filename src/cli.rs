@@ -1,0 +1,3 @@
+//! The `oncegate` command's arguments.
+
+pub mod records;
