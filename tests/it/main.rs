@@ -1,1 +1,7 @@
 //! All integration tests, as one binary.
+
+#![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod admin;
+mod openapi;
+mod upkeep;
