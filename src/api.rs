@@ -159,7 +159,11 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Cancellation
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
-            Some(_) = connections.join_next() => {}
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "an admin connection broke off");
+                }
+            }
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => {
                     connections.spawn(connection(stream, router.clone(), shutdown.clone()));

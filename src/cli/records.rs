@@ -16,8 +16,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+pub use table::Paint;
+
 use client::Client;
-use table::Paint;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -128,7 +129,7 @@ struct Act {
     /// Why, for the audit log.
     #[arg(long)]
     reason: String,
-    /// Don't ask.
+    /// Don't ask. Without a terminal nobody is asked.
     #[arg(long, short)]
     yes: bool,
 }
