@@ -3,3 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod store_conformance;
+mod admin;
+mod openapi;
+mod upkeep;
