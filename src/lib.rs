@@ -7,5 +7,6 @@ pub mod config;
 pub mod domain;
 pub mod ids;
 pub mod problem;
+pub mod proxy;
 pub mod store;
 pub mod telemetry;
