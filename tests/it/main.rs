@@ -7,3 +7,4 @@ mod admin;
 mod openapi;
 mod upkeep;
 mod support;
+mod store_group;
