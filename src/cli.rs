@@ -9,6 +9,8 @@ mod flags;
 mod migrate;
 mod serve;
 
+use std::fmt::Display;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -89,6 +91,11 @@ fn run_gateway(gateway: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::R
         ),
     }
     Ok(exit.into())
+}
+
+/// Prints for people or scripts. Whoever reads may have gone, as in `oncegate check | head`.
+fn say(text: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 #[cfg(test)]

@@ -45,10 +45,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn tell(what: &str, migrations: &[String], failed: bool) -> ExitCode {
     for migration in migrations {
-        println!("{what}: {migration}");
+        super::say(format_args!("{what}: {migration}"));
     }
     if migrations.is_empty() {
-        println!("nothing is missing");
+        super::say("nothing is missing");
     }
     if failed {
         ExitCode::FAILURE

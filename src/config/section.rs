@@ -10,19 +10,10 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::input::{Environment, Given, Source, follow};
+use super::input::{Context, Given, follow};
 use super::parse;
 use super::report::{Origin, Report, Setting};
 use super::value::{Kind, Read, Shown, Written, decimal, fitting, nearest};
-
-/// What every section needs to know.
-#[derive(Clone, Copy)]
-pub(super) struct Context<'a> {
-    pub(super) source: Option<&'a Source>,
-    pub(super) environment: &'a Environment,
-    /// Whether the file's syntax is sound. If not, what seems missing may be there.
-    pub(super) complete: bool,
-}
 
 /// One table, or the absence of one.
 pub(super) struct Section<'a> {
@@ -201,7 +192,8 @@ impl<'a> Section<'a> {
         default: &str,
         bounds: RangeInclusive<Duration>,
     ) -> Read<Duration> {
-        self.text(key, default, parse::duration(bounds))
+        let written = self.written(key, Kind::Duration);
+        self.defaulted(key, written, default, Shown::Whole, parse::duration(bounds))
     }
 
     pub(super) fn size<T: TryFrom<u64>>(
@@ -369,7 +361,7 @@ impl<'a> Section<'a> {
             Err(problem) => {
                 let name = self.full_name(key);
                 self.report
-                    .error(&origin, format!("{name} = {told:?}: {problem}"));
+                    .error(&origin, format!("{name} = {told:?} {problem}"));
                 None
             }
         }
@@ -393,7 +385,7 @@ impl<'a> Section<'a> {
                 .collect();
         }
         let texts: Vec<&str> = elements.iter().map(|element| &*element.text).collect();
-        let written = texts.join(", ");
+        let written = format!("[{}]", texts.join(", "));
         self.note(key, &written, &origin);
         let mut values = Vec::new();
         for element in elements {
@@ -466,7 +458,7 @@ impl<'a> Section<'a> {
     ) -> Option<Written> {
         let origin = self.place(value.span().start);
         let text = match (value.get_ref(), kind) {
-            (DeValue::String(text), Kind::Text | Kind::Size) => text.to_string(),
+            (DeValue::String(text), Kind::Text | Kind::Duration | Kind::Size) => text.to_string(),
             (DeValue::Integer(number), Kind::Count | Kind::Size) => decimal(number),
             (DeValue::Boolean(value), Kind::Switch) => value.to_string(),
             (other, _) => {

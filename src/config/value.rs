@@ -24,6 +24,7 @@ pub(super) struct Read<T> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
+    Duration,
     Count,
     Size,
     Switch,
@@ -55,6 +56,7 @@ impl Kind {
     pub(super) fn wanted(self) -> &'static str {
         match self {
             Self::Text => "a text in quotes",
+            Self::Duration => "a number with its unit in quotes, such as \"25s\"",
             Self::Count => "a whole number without quotes",
             Self::Size => "bytes as a whole number, or a text such as \"10MiB\"",
             Self::Switch => "true or false without quotes",
