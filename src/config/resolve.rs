@@ -194,7 +194,7 @@ fn read_store(
     report: &mut Report,
 ) -> (StoreConfig, StoreCompared) {
     let given = overrides.store.as_ref();
-    let url = section.url_or_given("url", given, "sqlite:oncegate.db", store_url::parse);
+    let url = section.text_or_given("url", given, "sqlite:oncegate.db", store_url::parse);
     warn_of_password(&url, report);
     let mut migrate = section.switch("migrate", "true").value;
     if overrides.no_migrate {

@@ -115,18 +115,6 @@ impl<'a> Section<'a> {
         self.defaulted(key, written, default, Shown::Whole, parse)
     }
 
-    /// A URL that may hold a password, unless a flag or variable gives it.
-    pub(super) fn url_or_given(
-        &mut self,
-        key: &'static str,
-        given: Option<&Given>,
-        default: &str,
-        parse: impl Fn(&str) -> Result<String, String>,
-    ) -> Read<String> {
-        let written = self.given(key, given);
-        self.defaulted(key, written, default, Shown::WithoutPassword, parse)
-    }
-
     /// A text without a default.
     pub(super) fn text_if_any<T>(
         &mut self,
@@ -384,7 +372,10 @@ impl<'a> Section<'a> {
                 })
                 .collect();
         }
-        let texts: Vec<&str> = elements.iter().map(|element| &*element.text).collect();
+        let texts = elements
+            .iter()
+            .map(|element| Shown::Whole.told(&element.text));
+        let texts: Vec<String> = texts.collect();
         let written = format!("[{}]", texts.join(", "));
         self.note(key, &written, &origin);
         let mut values = Vec::new();
@@ -396,7 +387,7 @@ impl<'a> Section<'a> {
                 Err(problem) => {
                     sound = false;
                     let name = self.full_name(key);
-                    let told = &element.text;
+                    let told = Shown::Whole.told(&element.text);
                     self.report
                         .error(&element.origin, format!("{name}: {told:?} {problem}"));
                 }

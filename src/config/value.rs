@@ -33,9 +33,9 @@ pub(super) enum Kind {
 /// How a value is told in the settings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shown {
+    /// As it was written, but for the password of a URL.
     Whole,
     Never,
-    WithoutPassword,
 }
 
 /// A value as it stands somewhere.
@@ -68,9 +68,8 @@ impl Shown {
     /// What may be told of a value that was written like this.
     pub(super) fn told(self, text: &str) -> String {
         match self {
-            Self::Whole => text.to_owned(),
+            Self::Whole => store_url::without_password(text),
             Self::Never => "(hidden)".to_owned(),
-            Self::WithoutPassword => store_url::without_password(text),
         }
     }
 }
