@@ -1,12 +1,26 @@
 //! From the store's URL to a store, and every way in which that fails at start-up.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fmt, io};
 
 use sqlx::migrate::MigrateError;
 use sqlx::postgres::PgConnectOptions;
 
-use super::StoreError;
+use super::sqlite::SqliteStore;
+use super::{Store, StoreError};
+use crate::config::StoreConfig;
+
+/// Opens the store that the configuration names.
+///
+/// # Errors
+/// When it can't be used; each kind tells what to do.
+pub async fn open(config: &StoreConfig) -> Result<Arc<dyn Store>, OpenError> {
+    match Target::parse(&config.url)? {
+        Target::Sqlite(path) => Ok(Arc::new(SqliteStore::open(&path, config.migrate).await?)),
+        Target::Postgres(_) => Err(OpenError::Url("PostgreSQL comes next")),
+    }
+}
 
 /// What a store's URL names.
 #[derive(Clone)]

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
-mod store_conformance;
 mod admin;
+mod cli;
+mod config;
 mod openapi;
-mod upkeep;
-mod support;
+mod store_conformance;
 mod store_group;
+mod support;
+mod upkeep;
