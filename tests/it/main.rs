@@ -6,3 +6,4 @@ mod store_conformance;
 mod admin;
 mod openapi;
 mod upkeep;
+mod support;
