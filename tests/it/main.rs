@@ -1,3 +1,4 @@
 //! All integration tests, as one binary.
 
 mod support;
+mod upstream;

@@ -34,7 +34,7 @@ mod reply;
 mod selftest;
 mod tls;
 
-pub use reply::{Gate, Reply, Stream};
+pub use reply::{Gate, Reply};
 pub use tls::Authority;
 
 /// How long [`Upstream::until`] waits.
