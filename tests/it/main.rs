@@ -1,4 +1,6 @@
 //! All integration tests, as one binary.
 
+#![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
 mod support;
 mod upstream;

@@ -89,7 +89,7 @@ impl Pool {
 
     /// Sends what must fail.
     async fn fails(&self, path: &str) -> (Sent, SendErrorKind) {
-        let error = self.post(path).await.err().expect("it was answered");
+        let error = self.post(path).await.expect_err("it was answered");
         (error.sent, error.kind)
     }
 

@@ -147,7 +147,7 @@ async fn a_connection_ends_when_it_was_idle_for_long() {
 async fn a_connection_that_is_old_takes_no_more_requests() {
     let upstream = Upstream::start().await;
     let pool = Pool::with(&[&upstream], |config| {
-        config.connection_age_max = Duration::ZERO
+        config.connection_age_max = Duration::ZERO;
     });
     pool.answer("/p").await;
     pool.answer("/p").await;

@@ -10,8 +10,8 @@ fn streamed(pieces: Vec<Result<Frame<Bytes>, BoxError>>) -> OutBody {
     OutBody::Stream(StreamBody::new(stream::iter(pieces)).boxed_unsync())
 }
 
-fn data(bytes: &'static str) -> Result<Frame<Bytes>, BoxError> {
-    Ok(Frame::data(Bytes::from_static(bytes.as_bytes())))
+fn data(bytes: &'static str) -> Frame<Bytes> {
+    Frame::data(Bytes::from_static(bytes.as_bytes()))
 }
 
 fn request(method: Method, uri: &str, body: OutBody) -> Request<OutBody> {
@@ -65,7 +65,7 @@ async fn a_request_goes_out_in_origin_form_and_framed_anew() {
         (
             Method::GET,
             "/",
-            streamed(vec![data("a"), data("b")]),
+            streamed(vec![Ok(data("a")), Ok(data("b"))]),
             "GET /",
             "/chunked",
             "ab",
@@ -73,7 +73,7 @@ async fn a_request_goes_out_in_origin_form_and_framed_anew() {
         (
             Method::POST,
             "/",
-            streamed(vec![data("a")]),
+            streamed(vec![Ok(data("a"))]),
             "POST /",
             "/chunked",
             "a",
@@ -140,7 +140,7 @@ async fn a_request_whose_own_body_breaks_off_is_unknown_and_never_whole() {
     let (http1, http2) = (Upstream::start().await, Upstream::start_http2().await);
     for (upstream, prior_knowledge) in [(&http1, false), (&http2, true)] {
         let pool = Pool::with(&[upstream], |config| config.http2 = prior_knowledge);
-        let body = streamed(vec![data("a"), Err("the client left".into())]);
+        let body = streamed(vec![Ok(data("a")), Err("the client left".into())]);
         let error = pool
             .send(request(Method::POST, "/", body))
             .await
