@@ -2,5 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod admin;
+mod openapi;
+mod store_conformance;
+mod store_group;
 mod support;
+mod upkeep;
 mod upstream;
