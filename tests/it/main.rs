@@ -10,3 +10,4 @@ mod store_conformance;
 mod store_group;
 mod support;
 mod upkeep;
+mod upstream;
