@@ -24,3 +24,8 @@ pub fn generation_id() -> GenerationId {
 pub fn decision_id() -> DecisionId {
     DecisionId(fresh())
 }
+
+/// An id that no line of the audit log ever had.
+pub fn audit_id() -> Uuid {
+    fresh()
+}
