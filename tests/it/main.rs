@@ -1,1 +1,5 @@
 //! All integration tests, as one binary.
+
+#![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod store_conformance;
