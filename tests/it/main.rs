@@ -3,3 +3,4 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod store_conformance;
+mod support;

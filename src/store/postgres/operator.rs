@@ -6,12 +6,12 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::bind_key;
-use super::row::{get, ms, record, record_columns, record_key, to_ms, to_text, us_from_now, valid_until};
+use super::row::{get, ms, record, record_columns, record_key, to_ms, to_text, us_from_now};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
 use crate::ids;
-use crate::store::{Audit, Resolved, Search, StoreError, Verdict};
+use crate::store::{Audit, PURGED, Resolved, Search, StoreError, Verdict};
 
 /// Whether an operator may have a say: nobody knows, or the owner's lease is over, or the row has
 /// no lease.
@@ -37,11 +37,14 @@ macro_rules! audited {
 
 const HAPPENED: &str = concat!(
     "with done as (update eec_routing_idempotency r set status = 'completed', decision_id = $9,",
-    " valid_until = now() + ", ms!("r.valid_for_ms"),
+    " valid_until = now() + ",
+    ms!("r.valid_for_ms"),
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.attempt_token = $8 and ", resolvable!(),
+    " and r.attempt_token = $8 and ",
+    resolvable!(),
     " returning r.tenant_scope, r.pool_id, r.idempotency_key, r.generation_id, r.valid_until),",
-    audited!(), ",",
+    audited!(),
+    ",",
     " kept as (insert into eec_routing_decision (tenant_scope, decision_id, pool_id,",
     " idempotency_key, generation_id, decided_by, created_at, valid_until, answer_status,",
     " answer_headers, cors_origin, cors_headers, answer_body)",
@@ -52,9 +55,13 @@ const HAPPENED: &str = concat!(
 
 const NEVER_HAPPENED: &str = concat!(
     "with done as (update eec_routing_idempotency r set status = 'failed_before_commit',",
-    " valid_until = now() + ", ms!("r.valid_for_ms"),
+    " valid_until = now() + ",
+    ms!("r.valid_for_ms"),
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.reserved_at + ", ms!("$8::bigint"), " <= now() and ", resolvable!(),
+    " and r.reserved_at + ",
+    ms!("$8::bigint"),
+    " <= now() and ",
+    resolvable!(),
     " returning r.tenant_scope, r.pool_id, r.idempotency_key),",
     audited!(),
     " select 1 from done",
@@ -65,7 +72,8 @@ const PURGE_ONE: &str = concat!(
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
     " and r.status in ('completed', 'failed_before_commit')",
     " returning r.tenant_scope, r.pool_id, r.idempotency_key, r.decision_id),",
-    audited!(), ",",
+    audited!(),
+    ",",
     " gone as (delete from eec_routing_decision d using done",
     " where d.tenant_scope = done.tenant_scope and d.decision_id = done.decision_id)",
     " select 1 from done",
@@ -74,7 +82,9 @@ const PURGE_ONE: &str = concat!(
 /// Plans are made with the values in hand, so a condition that is not given costs nothing. Under
 /// collation "C" no other tenant sorts between a tenant and its principals.
 const FIND: &str = concat!(
-    "select r.tenant_scope, r.pool_id, r.idempotency_key, ", record_columns!(), ", d.answer_status",
+    "select r.tenant_scope, r.pool_id, r.idempotency_key, ",
+    record_columns!(),
+    ", d.answer_status",
     " from (select * from eec_routing_idempotency where",
     " ($1::text is null or (tenant_scope >= $1 and tenant_scope < $1 || '!'",
     " and (tenant_scope = $1 or starts_with(tenant_scope, $1 || ' '))))",
@@ -82,7 +92,9 @@ const FIND: &str = concat!(
     " and ($3::text is null or starts_with(idempotency_key, $3))",
     " and ($4::text is null or status = $4)",
     " and ($4 is distinct from 'outcome_unknown' or unknown_reserved_at is not null)",
-    " and ($5::bigint is null or reserved_at <= now() - ", ms!("$5"), ")",
+    " and ($5::bigint is null or reserved_at <= now() - ",
+    ms!("$5"),
+    ")",
     " and ($6::text is null or (tenant_scope, pool_id, idempotency_key) > ($6, $7, $8))",
     " order by tenant_scope, pool_id, idempotency_key limit $9) r",
     " left join eec_routing_decision d on d.tenant_scope = r.tenant_scope",
@@ -104,19 +116,29 @@ impl Runner {
     ) -> Result<Resolved, StoreError> {
         let act = Act::new(key, audit);
         let done = match verdict {
+            // Another record's answer.
+            Verdict::Happened(completion) if completion.key != *key => false,
             Verdict::Happened(completion) => {
-                self.act(|| bind_answer(act.bind(HAPPENED, "happened"), completion)).await?
+                self.act(|| bind_answer(act.bind(HAPPENED, verdict.word()), completion))
+                    .await?
             }
             Verdict::NeverHappened => {
                 let wait = to_ms(owner_time_max);
-                self.act(|| act.bind(NEVER_HAPPENED, "never_happened").bind(wait)).await?
+                self.act(|| act.bind(NEVER_HAPPENED, verdict.word()).bind(wait))
+                    .await?
             }
         };
         if done {
             return Ok(Resolved::Done);
         }
-        let found = self.look_up(std::slice::from_ref(key)).await?.pop().flatten();
-        Ok(found.map_or(Resolved::NoRecord, |record| refused(&record, verdict, owner_time_max)))
+        let found = self
+            .look_up(std::slice::from_ref(key))
+            .await?
+            .pop()
+            .flatten();
+        Ok(found.map_or(Resolved::NoRecord, |record| {
+            refused(&record, verdict, owner_time_max)
+        }))
     }
 
     pub(super) async fn purge_one(
@@ -125,10 +147,14 @@ impl Runner {
         audit: &Audit,
     ) -> Result<Resolved, StoreError> {
         let act = Act::new(key, audit);
-        if self.act(|| act.bind(PURGE_ONE, "purge")).await? {
+        if self.act(|| act.bind(PURGE_ONE, PURGED)).await? {
             return Ok(Resolved::Done);
         }
-        let found = self.look_up(std::slice::from_ref(key)).await?.pop().flatten();
+        let found = self
+            .look_up(std::slice::from_ref(key))
+            .await?
+            .pop()
+            .flatten();
         Ok(found.map_or(Resolved::NoRecord, |_| Resolved::WrongState))
     }
 
@@ -169,7 +195,11 @@ fn refused(record: &Record, verdict: &Verdict, owner_time_max: Duration) -> Reso
         // Sent again after a lost reply.
         State::Completed(id, _) => {
             let same = matches!(verdict, Verdict::Happened(c) if c.decision_id == id);
-            return if same { Resolved::Done } else { Resolved::WrongState };
+            return if same {
+                Resolved::Done
+            } else {
+                Resolved::WrongState
+            };
         }
         State::FailedBeforeCommit { .. } => false,
     };

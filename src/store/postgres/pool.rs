@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::session::{Session, Sessions, timed_out};
+use crate::store::StoreError;
 use crate::telemetry::metric;
 
 /// A connection that was idle for longer is pinged before it is used again.
@@ -73,6 +74,15 @@ pub(super) enum AcquireError {
     Unavailable(sqlx::Error),
 }
 
+impl From<AcquireError> for StoreError {
+    fn from(error: AcquireError) -> Self {
+        match error {
+            AcquireError::Closed => Self::Closed,
+            AcquireError::Unavailable(error) => Self::Unavailable(error),
+        }
+    }
+}
+
 impl Pool {
     pub(super) fn new(sessions: Arc<Sessions>, connections_max: u32) -> Arc<Self> {
         Arc::new(Self {
@@ -99,7 +109,10 @@ impl Pool {
         let place = Place::new(Arc::clone(self), permit);
         let (session, dies) = match self.reuse(deadline).await {
             Some(idle) => (idle.session, idle.dies),
-            None => self.open(deadline).await.map_err(AcquireError::Unavailable)?,
+            None => self
+                .open(deadline)
+                .await
+                .map_err(AcquireError::Unavailable)?,
         };
         Ok(Lent {
             session,
@@ -163,7 +176,10 @@ impl Pool {
             since: now,
         };
         self.change_idle(|idle| {
-            while idle.front().is_some_and(|oldest| now - oldest.since > IDLE_MAX) {
+            while idle
+                .front()
+                .is_some_and(|oldest| now - oldest.since > IDLE_MAX)
+            {
                 idle.pop_front();
             }
             idle.push_back(newest);

@@ -10,13 +10,11 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, in_doubt, rounds};
-use super::row::{
-    decision, get, ms, record, record_columns, to_ms, to_text, us_from_now, valid_until,
-};
+use super::row::{decision, get, ms, record, record_columns, to_ms, to_text, us_from_now};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, GenerationId, GiveUp,
-    Heartbeat, Record, Release, Released, Reserved, StoredDecision,
+    Heartbeat, Record, Release, Released, Reserved, State, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::store::StoreError;
@@ -25,7 +23,8 @@ const RESERVE: &str = concat!(
     "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, attempt_token,",
     " generation_id, fingerprint, fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms,",
     " on_unknown, lease_expires_at)",
-    " select b.*, now() + ", ms!("b.lease_ms"),
+    " select b.*, now() + ",
+    ms!("b.lease_ms"),
     " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::bytea[],",
     " $7::int[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[])",
     " as b(tenant_scope, pool_id, idempotency_key, attempt_token, generation_id, fingerprint,",
@@ -35,7 +34,8 @@ const RESERVE: &str = concat!(
 );
 
 const LOOK_UP: &str = concat!(
-    "select b.n, ", record_columns!(),
+    "select b.n, ",
+    record_columns!(),
     " from unnest($1::text[], $2::text[], $3::text[]) with ordinality",
     " as b(tenant_scope, pool_id, idempotency_key, n)",
     " join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope",
@@ -49,15 +49,20 @@ const RECLAIM: &str = concat!(
     " maybe_sent = r.maybe_sent and r.status <> 'completed', awaited = false,",
     " fingerprint = $7, fingerprint_version = $8, lease_ms = $9, valid_for_ms = $10,",
     " tombstone_for_ms = $11, on_unknown = $12, decision_id = null, valid_until = null,",
-    " lease_expires_at = now() + ", ms!("$9::bigint"), ", reserved_at = now()",
+    " lease_expires_at = now() + ",
+    ms!("$9::bigint"),
+    ", reserved_at = now()",
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
     " and r.attempt_token = $4 and (r.status = 'failed_before_commit' or (r.status = 'completed'",
-    " and ", valid_until!(), " + ", ms!("r.tombstone_for_ms"), " <= now()))",
+    " and r.valid_until + ",
+    ms!("r.tombstone_for_ms"),
+    " <= now()))",
     " returning r.generation, r.generation_id",
 );
 
 const HEARTBEAT: &str = concat!(
-    "update eec_routing_idempotency r set lease_expires_at = now() + ", ms!("b.lease_ms"),
+    "update eec_routing_idempotency r set lease_expires_at = now() + ",
+    ms!("b.lease_ms"),
     " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::bigint[]) with ordinality",
     " as b(tenant_scope, pool_id, idempotency_key, attempt_token, lease_ms, n)",
     " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
@@ -67,7 +72,8 @@ const HEARTBEAT: &str = concat!(
 
 const COMPLETE: &str = concat!(
     "with done as (update eec_routing_idempotency r set status = 'completed',",
-    " decision_id = b.decision_id, valid_until = now() + ", ms!("r.valid_for_ms"),
+    " decision_id = b.decision_id, valid_until = now() + ",
+    ms!("r.valid_for_ms"),
     " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::text[],",
     " $7::smallint[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bytea[]) with ordinality",
     " as b(tenant_scope, pool_id, idempotency_key, attempt_token, decision_id, decided_by,",
@@ -96,7 +102,8 @@ const COMPLETED_BEFORE: &str = "select b.n, d.created_at, d.valid_until, r.await
 
 const RELEASE: &str = concat!(
     "update eec_routing_idempotency r set status = b.target,",
-    " maybe_sent = r.maybe_sent or b.maybe_sent, valid_until = now() + ", ms!("r.valid_for_ms"),
+    " maybe_sent = r.maybe_sent or b.maybe_sent, valid_until = now() + ",
+    ms!("r.valid_for_ms"),
     " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[],",
     " $7::bool[]) with ordinality as b(tenant_scope, pool_id, idempotency_key, attempt_token,",
     " target, maybe_sent, from_unknown, n)",
@@ -107,14 +114,17 @@ const RELEASE: &str = concat!(
 );
 
 const RELEASED_BEFORE: &str = "select b.n, r.awaited \
-    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[]) with ordinality \
-    as b(tenant_scope, pool_id, idempotency_key, attempt_token, target, n) \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[]) \
+    with ordinality \
+    as b(tenant_scope, pool_id, idempotency_key, attempt_token, target, maybe_sent, n) \
     join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
     and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
-    and r.attempt_token = b.attempt_token and r.status = b.target";
+    and r.attempt_token = b.attempt_token and r.status = b.target \
+    and (r.maybe_sent or not b.maybe_sent)";
 
 const RECLAIMED_BEFORE: &str = "select generation, generation_id from eec_routing_idempotency \
-    where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 and attempt_token = $4";
+    where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 and attempt_token = $4 \
+    and status = 'pending'";
 
 const MARK_AWAITED: &str = "update eec_routing_idempotency set awaited = true \
     where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 \
@@ -122,7 +132,9 @@ const MARK_AWAITED: &str = "update eec_routing_idempotency set awaited = true \
 
 const DECISION: &str = concat!(
     "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin,",
-    " cors_headers, answer_body, ", us_from_now!("valid_until"), " as valid_us",
+    " cors_headers, answer_body, ",
+    us_from_now!("valid_until"),
+    " as valid_us",
     " from eec_routing_decision where tenant_scope = $1 and decision_id = $2",
 );
 
@@ -192,7 +204,11 @@ impl Runner {
                 .bind(seen.0)
                 .bind(claim.token.0)
                 .bind(claim.generation_id.0)
-                .bind(claim.fingerprint.map(|fingerprint| fingerprint.hash.to_vec()))
+                .bind(
+                    claim
+                        .fingerprint
+                        .map(|fingerprint| fingerprint.hash.to_vec()),
+                )
                 .bind(claim.fingerprint.map(|fingerprint| fingerprint.version))
                 .bind(to_ms(claim.terms.lease))
                 .bind(to_ms(claim.terms.valid_for))
@@ -237,7 +253,9 @@ impl Runner {
         completions: &[Completion],
     ) -> Result<Vec<Option<Committed>>, StoreError> {
         let mut committed = vec![None; completions.len()];
-        let rounds = rounds(completions, |completion| (&completion.key, completion.token));
+        let rounds = rounds(completions, |completion| {
+            (&completion.key, completion.token)
+        });
         let Some(first) = rounds.first() else {
             return Ok(committed);
         };
@@ -275,12 +293,9 @@ impl Runner {
         let mut released = vec![None; releases.len()];
         for (nth_round, round) in rounds(releases, |r| (&r.key, r.token)).iter().enumerate() {
             let rows = self.rows(Repeat::Safe, || {
-                let give_up = || round.iter().map(|index| releases[*index].give_up);
-                let redrive: Vec<bool> = give_up().map(|g| g == GiveUp::Redrive).collect();
-                let not_sent: Vec<bool> = give_up().map(|g| g == GiveUp::NotSent).collect();
+                let not_sent = |index: &usize| releases[*index].give_up == GiveUp::NotSent;
                 bind_releases(fixed(RELEASE), releases, round)
-                    .bind(redrive)
-                    .bind(not_sent)
+                    .bind(round.iter().map(not_sent).collect::<Vec<_>>())
             });
             let rows = rows.await.map_err(doubt_after(nth_round))?;
             note_released(&rows, round, &mut released)?;
@@ -321,17 +336,25 @@ impl Runner {
 fn lost_to(claim: &Claim, found: Option<Record>) -> Reserved {
     match found {
         None => Reserved::Vanished,
-        Some(record) if record.token == claim.token => Reserved::Won(Claimed {
-            generation: record.generation,
-            generation_id: record.generation_id,
-        }),
+        Some(record)
+            if record.token == claim.token && matches!(record.state, State::Pending(_)) =>
+        {
+            Reserved::Won(Claimed {
+                generation: record.generation,
+                generation_id: record.generation_id,
+            })
+        }
         Some(record) => Reserved::Lost(Box::new(record)),
     }
 }
 
 /// From the second round on, the first has happened.
 fn doubt_after(nth_round: usize) -> fn(StoreError) -> StoreError {
-    if nth_round > 0 { in_doubt } else { |error| error }
+    if nth_round > 0 {
+        in_doubt
+    } else {
+        |error| error
+    }
 }
 
 fn bind_claims(statement: Statement, claims: &[Claim], round: &[usize]) -> Statement {
@@ -342,13 +365,29 @@ fn bind_claims(statement: Statement, claims: &[Claim], round: &[usize]) -> State
     let terms = || claims().map(|claim| &claim.terms);
     bind_keys(statement, claims().map(|claim| &claim.key))
         .bind(claims().map(|claim| claim.token.0).collect::<Vec<_>>())
-        .bind(claims().map(|claim| claim.generation_id.0).collect::<Vec<_>>())
+        .bind(
+            claims()
+                .map(|claim| claim.generation_id.0)
+                .collect::<Vec<_>>(),
+        )
         .bind(hashes)
         .bind(versions)
         .bind(terms().map(|terms| to_ms(terms.lease)).collect::<Vec<_>>())
-        .bind(terms().map(|terms| to_ms(terms.valid_for)).collect::<Vec<_>>())
-        .bind(terms().map(|terms| to_ms(terms.tombstone_for)).collect::<Vec<_>>())
-        .bind(terms().map(|terms| terms.on_unknown.word()).collect::<Vec<_>>())
+        .bind(
+            terms()
+                .map(|terms| to_ms(terms.valid_for))
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            terms()
+                .map(|terms| to_ms(terms.tombstone_for))
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            terms()
+                .map(|terms| terms.on_unknown.word())
+                .collect::<Vec<_>>(),
+        )
 }
 
 fn bind_completions(
@@ -361,15 +400,23 @@ fn bind_completions(
     let cors = || recorded().map(|recorded| recorded.cors.as_ref());
     // An answer's status is below 600.
     let status = |status: u16| i16::try_from(status).unwrap_or_default();
-    let origins: Vec<Option<&[u8]>> = cors().map(|cors| cors.map(|cors| &cors.origin[..])).collect();
+    let origins: Vec<Option<&[u8]>> = cors()
+        .map(|cors| cors.map(|cors| &cors.origin[..]))
+        .collect();
     let allowed: Vec<Option<&[u8]>> = cors()
         .map(|cors| cors.map(|cors| cors.headers.as_bytes()))
         .collect();
-    let bodies: Vec<Option<&[u8]>> = recorded().map(|recorded| recorded.body.as_deref()).collect();
+    let bodies: Vec<Option<&[u8]>> = recorded()
+        .map(|recorded| recorded.body.as_deref())
+        .collect();
     bind_keys(statement, completions().map(|completion| &completion.key))
         .bind(completions().map(|c| c.token.0).collect::<Vec<_>>())
         .bind(completions().map(|c| c.decision_id.0).collect::<Vec<_>>())
-        .bind(completions().map(|c| to_text(&c.decided_by)).collect::<Vec<_>>())
+        .bind(
+            completions()
+                .map(|c| to_text(&c.decided_by))
+                .collect::<Vec<_>>(),
+        )
         .bind(recorded().map(|r| status(r.status)).collect::<Vec<_>>())
         .bind(recorded().map(|r| r.headers.as_bytes()).collect::<Vec<_>>())
         .bind(origins)
@@ -384,8 +431,21 @@ fn bind_releases(statement: Statement, releases: &[Release], round: &[usize]) ->
         GiveUp::NotSent | GiveUp::Answered | GiveUp::Redrive => "failed_before_commit",
     };
     bind_keys(statement, releases().map(|release| &release.key))
-        .bind(releases().map(|release| release.token.0).collect::<Vec<_>>())
-        .bind(releases().map(|release| target(release.give_up)).collect::<Vec<_>>())
+        .bind(
+            releases()
+                .map(|release| release.token.0)
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            releases()
+                .map(|release| target(release.give_up))
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            releases()
+                .map(|release| release.give_up == GiveUp::Redrive)
+                .collect::<Vec<_>>(),
+        )
 }
 
 fn note_released(

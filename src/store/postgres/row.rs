@@ -35,18 +35,19 @@ macro_rules! ms {
 macro_rules! us_from_now {
     ($instant:expr) => {
         concat!(
-            "case when isfinite(", $instant, ")",
-            " then (extract(epoch from ", $instant, " - now()) * 1000000)::bigint",
-            " when ", $instant, " > now() then 3153600000000000",
-            " when ", $instant, " <= now() then -3153600000000000 end"
+            "case when isfinite(",
+            $instant,
+            ")",
+            " then (extract(epoch from ",
+            $instant,
+            " - now()) * 1000000)::bigint",
+            " when ",
+            $instant,
+            " > now() then 3153600000000000",
+            " when ",
+            $instant,
+            " <= now() then -3153600000000000 end"
         )
-    };
-}
-
-/// When a record `r` stops being valid. Rows that were inserted by hand may lack `valid_until`.
-macro_rules! valid_until {
-    () => {
-        concat!("coalesce(r.valid_until, r.reserved_at + ", ms!("r.valid_for_ms"), ")")
     };
 }
 
@@ -57,14 +58,20 @@ macro_rules! record_columns {
             "r.status, r.attempt_token, r.generation, r.generation_id, r.fingerprint,",
             " r.fingerprint_version, r.maybe_sent, r.lease_ms, r.valid_for_ms,",
             " r.tombstone_for_ms, r.on_unknown, r.decision_id, r.created_at, r.reserved_at,",
-            " ", us_from_now!("r.reserved_at"), " as reserved_us,",
-            " ", us_from_now!("r.lease_expires_at"), " as lease_us,",
-            " ", us_from_now!(valid_until!()), " as valid_us"
+            " ",
+            us_from_now!("r.reserved_at"),
+            " as reserved_us,",
+            " ",
+            us_from_now!("r.lease_expires_at"),
+            " as lease_us,",
+            " ",
+            us_from_now!("r.valid_until"),
+            " as valid_us"
         )
     };
 }
 
-pub(super) use {ms, record_columns, us_from_now, valid_until};
+pub(super) use {ms, record_columns, us_from_now};
 
 /// A duration as milliseconds for a parameter.
 pub(super) fn to_ms(duration: Duration) -> i64 {
@@ -81,21 +88,19 @@ pub(super) fn get<'r, T>(row: &'r PgRow, column: &'static str) -> Result<T, Stor
 where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
-    row.try_get(column).map_err(|error| StoreError::Inconsistent {
-        table: "eec_routing_*",
-        column,
-        what: error.to_string(),
-    })
+    row.try_get(column)
+        .map_err(|error| StoreError::Inconsistent {
+            table: "eec_routing_*",
+            column,
+            what: error.to_string(),
+        })
 }
 
 /// The key of a row that holds its three columns.
 pub(super) fn record_key(row: &PgRow) -> Result<RecordKey, StoreError> {
     let key = IdempotencyKey::from_text(get(row, "idempotency_key")?);
-    let key = key.ok().flatten().ok_or_else(|| StoreError::Inconsistent {
-        table: "eec_routing_idempotency",
-        column: "idempotency_key",
-        what: "not 1 to 255 characters of printable ASCII".to_owned(),
-    })?;
+    let key = key.ok().flatten();
+    let key = key.ok_or_else(|| bad_record("idempotency_key", "no key that a client can send"))?;
     Ok(RecordKey {
         tenant: TenantScope::stored(get(row, "tenant_scope")?),
         pool: PoolId::stored(get(row, "pool_id")?),
@@ -151,7 +156,15 @@ fn state(row: &PgRow, tombstone_for: Duration) -> Result<State, StoreError> {
         }),
         "completed" => {
             let id: Option<Uuid> = get(row, "decision_id")?;
-            let valid_us: i64 = get(row, "valid_us")?;
+            let valid_us: Option<i64> = get(row, "valid_us")?;
+            let (Some(id), Some(valid_us)) = (id, valid_us) else {
+                let column = if id.is_none() {
+                    "decision_id"
+                } else {
+                    "valid_until"
+                };
+                return Err(bad_record(column, "null in a completed record"));
+            };
             let validity = if valid_us > 0 {
                 Validity::Valid(from_us(valid_us))
             } else if from_us(-valid_us) < tombstone_for {
@@ -159,19 +172,13 @@ fn state(row: &PgRow, tombstone_for: Duration) -> Result<State, StoreError> {
             } else {
                 Validity::Expired
             };
-            State::Completed(DecisionId(id.unwrap_or_default()), validity)
+            State::Completed(DecisionId(id), validity)
         }
         "failed_before_commit" => State::FailedBeforeCommit {
             maybe_sent: get(row, "maybe_sent")?,
         },
         "outcome_unknown" => State::OutcomeUnknown,
-        other => {
-            return Err(StoreError::Inconsistent {
-                table: "eec_routing_idempotency",
-                column: "status",
-                what: format!("no such state: {other}"),
-            });
-        }
+        other => return Err(bad_record("status", &format!("{other} is no state"))),
     })
 }
 
@@ -191,7 +198,9 @@ fn fingerprint(hash: Option<&[u8]>, version: Option<i32>) -> Option<Fingerprint>
 
 fn recorded(row: &PgRow) -> Result<Recorded, StoreError> {
     let status: i16 = get(row, "answer_status")?;
-    let status = u16::try_from(status).ok().filter(|status| (200..=599).contains(status));
+    let status = u16::try_from(status)
+        .ok()
+        .filter(|status| (200..=599).contains(status));
     let status = status.ok_or_else(|| bad_decision("answer_status", "not 200 to 599"))?;
     let block = |column, bytes: &[u8]| {
         HeaderBlock::stored(Bytes::copy_from_slice(bytes))
@@ -213,6 +222,14 @@ fn recorded(row: &PgRow) -> Result<Recorded, StoreError> {
         cors,
         body: body.map(Bytes::copy_from_slice),
     })
+}
+
+fn bad_record(column: &'static str, what: &str) -> StoreError {
+    StoreError::Inconsistent {
+        table: "eec_routing_idempotency",
+        column,
+        what: what.to_owned(),
+    }
 }
 
 fn bad_decision(column: &'static str, what: &str) -> StoreError {

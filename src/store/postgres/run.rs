@@ -10,9 +10,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::Postgres;
 use sqlx::postgres::{PgArguments, PgDatabaseError, PgRow, PgSeverity};
 use sqlx::query::Query;
-use sqlx::Postgres;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -156,13 +156,9 @@ fn after(error: sqlx::Error, lent: Lent, pool: &Pool) -> Fault {
 
 impl From<AcquireError> for Fault {
     fn from(error: AcquireError) -> Self {
-        let error = match error {
-            AcquireError::Closed => StoreError::Closed,
-            AcquireError::Unavailable(error) => StoreError::Unavailable(error),
-        };
         // Connecting was tried again already, for as long as it may take.
         Self {
-            error,
+            error: error.into(),
             again: false,
         }
     }
@@ -173,7 +169,9 @@ fn judge(error: &sqlx::Error) -> Verdict {
     match error {
         sqlx::Error::Database(error) => {
             let error = error.try_downcast_ref::<PgDatabaseError>();
-            error.map_or_else(Verdict::broken, |error| judge_code(error.code(), error.severity()))
+            error.map_or_else(Verdict::broken, |error| {
+                judge_code(error.code(), error.severity())
+            })
         }
         // These arise before anything is sent.
         sqlx::Error::Encode(_) | sqlx::Error::InvalidArgument(_) => Verdict::refused(),

@@ -18,12 +18,17 @@ use sqlx::postgres::{PgConnectOptions, PgDatabaseError};
 use sqlx::{ConnectOptions, Connection, PgConnection, Row};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::store::open::OpenError;
+
 /// The first pause between two tries to connect; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 /// The longest pause between two tries to connect.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// An open transaction without a statement is ended by the server after this; we open none.
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(10);
+
+/// The oldest server that is supported, as PostgreSQL counts versions.
+const VERSION_MIN: u32 = 140_000;
 
 /// How the server's settings are asked for, in one round trip.
 const PROBE: &str = "select current_setting('transaction_read_only') as read_only, \
@@ -74,7 +79,11 @@ impl Sessions {
             let error = match timeout_at(deadline, self.connect_any()).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => error,
-                Err(_) => return Err(timed_out("the database did not take the connection in time")),
+                Err(_) => {
+                    return Err(timed_out(
+                        "the database did not take the connection in time",
+                    ));
+                }
             };
             if !is_passing(&error) || Instant::now() + pause >= deadline {
                 return Err(error);
@@ -87,7 +96,8 @@ impl Sessions {
     /// The options of each host with the settings of a direct session, for the listener.
     pub(super) fn direct(&self) -> impl Iterator<Item = PgConnectOptions> {
         let settings = &self.settings;
-        let with_settings = |host: &PgConnectOptions| host.clone().options(settings.iter().cloned());
+        let with_settings =
+            |host: &PgConnectOptions| host.clone().options(settings.iter().cloned());
         self.hosts.iter().map(with_settings)
     }
 
@@ -131,6 +141,33 @@ impl Sessions {
     }
 }
 
+/// Opens a session without settings, for migrations, and makes sure that the server is fit.
+///
+/// # Errors
+/// When no server that takes writes can be reached in time, or it is too old.
+pub async fn connect_plain(
+    hosts: &[PgConnectOptions],
+    deadline: Instant,
+) -> Result<PgConnection, OpenError> {
+    let plain = hosts
+        .iter()
+        .map(|host| host.clone().statement_cache_capacity(0));
+    let sessions = Sessions {
+        hosts: plain.collect(),
+        settings: Vec::new(),
+        pooled: AtomicBool::new(true),
+    };
+    let session = sessions.connect(deadline).await;
+    let conn = session.map_err(OpenError::Unreachable)?.conn;
+    match conn.server_version_num() {
+        Some(found) if found < VERSION_MIN => Err(OpenError::TooOld {
+            found: found / 10_000,
+            least: VERSION_MIN / 10_000,
+        }),
+        _ => Ok(conn),
+    }
+}
+
 /// What a direct session is set to.
 fn settings(operation_timeout: Duration) -> Vec<(&'static str, String)> {
     let ms = |duration: Duration| duration.as_millis().max(1).to_string();
@@ -140,7 +177,10 @@ fn settings(operation_timeout: Duration) -> Vec<(&'static str, String)> {
         // where our own deadline would leave a doubt.
         ("statement_timeout", ms(operation_timeout * 4 / 5)),
         ("lock_timeout", ms(operation_timeout / 2)),
-        ("idle_in_transaction_session_timeout", ms(IDLE_IN_TRANSACTION)),
+        (
+            "idle_in_transaction_session_timeout",
+            ms(IDLE_IN_TRANSACTION),
+        ),
         // Every statement on the request path finds its rows by primary key. A plan made once and
         // kept can be one for an empty table, and scan a full one a minute later; so plans are
         // made anew from the table's present size, and joins stay nested loops over the key,
@@ -165,10 +205,15 @@ fn is_passing(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,
         sqlx::Error::Database(database) => {
-            let code = database.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
+            let code = database
+                .try_downcast_ref::<PgDatabaseError>()
+                .map(PgDatabaseError::code);
             // Not accepting connections yet, shutting down, too many connections, a pooler whose
             // server is away.
-            matches!(code, Some("57P03" | "57P01" | "57P02" | "53300" | "08006" | "08P01"))
+            matches!(
+                code,
+                Some("57P03" | "57P01" | "57P02" | "53300" | "08006" | "08P01")
+            )
         }
         _ => false,
     }

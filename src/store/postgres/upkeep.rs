@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::batch::{bind_key, bind_keys};
-use super::row::{get, ms, record_key, us_from_now, valid_until};
+use super::row::{get, ms, record_key, us_from_now};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;
@@ -59,20 +59,23 @@ macro_rules! sweep_set {
             " set status = case when r.on_unknown = 'redrive' then 'failed_before_commit'",
             " else 'outcome_unknown' end,",
             " maybe_sent = r.maybe_sent or r.on_unknown = 'redrive',",
-            " valid_until = now() + ", ms!("r.valid_for_ms")
+            " valid_until = now() + ",
+            ms!("r.valid_for_ms")
         )
     };
 }
 
 const SWEEP_ONE: &str = concat!(
-    "update eec_routing_idempotency r", sweep_set!(),
+    "update eec_routing_idempotency r",
+    sweep_set!(),
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
     " and r.attempt_token = $4 and r.status = 'pending' and r.lease_expires_at <= now()",
     " returning r.status",
 );
 
 const SWEEP: &str = concat!(
-    "update eec_routing_idempotency r", sweep_set!(),
+    "update eec_routing_idempotency r",
+    sweep_set!(),
     " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[])",
     " as b(tenant_scope, pool_id, idempotency_key, attempt_token)",
     " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
@@ -105,7 +108,9 @@ const PURGE_DECISIONS: &str = concat!(
     " where r.tenant_scope = gone.tenant_scope and r.pool_id = gone.pool_id",
     " and r.idempotency_key = gone.idempotency_key and r.decision_id = gone.decision_id",
     " and r.status = 'completed'",
-    " and ", valid_until!(), " + ", ms!("r.tombstone_for_ms"), " <= now() returning 1)",
+    " and r.valid_until + ",
+    ms!("r.tombstone_for_ms"),
+    " <= now() returning 1)",
     " select (select count(*) from gone) as decisions, (select count(*) from records) as records",
 );
 
@@ -113,15 +118,19 @@ const PURGE_DECISIONS: &str = concat!(
 macro_rules! purgeable {
     () => {
         concat!(
-            "r.purge_from <= now() and (r.status = 'failed_before_commit' or (r.status = 'completed'",
-            " and r.purge_from + ", ms!("r.tombstone_for_ms"), " <= now()))"
+            "r.status in ('completed', 'failed_before_commit') and r.purge_from <= now()",
+            " and r.purge_from + ",
+            ms!("r.tombstone_for_ms"),
+            " <= now()"
         )
     };
 }
 
 const EXPIRED_RECORDS: &str = concat!(
     "select tenant_scope, pool_id, idempotency_key, attempt_token from eec_routing_idempotency r",
-    " where ", purgeable!(), " order by purge_from limit $1",
+    " where ",
+    purgeable!(),
+    " order by purge_from limit $1",
 );
 
 const PURGE_RECORDS: &str = concat!(
@@ -130,13 +139,17 @@ const PURGE_RECORDS: &str = concat!(
     " as b(tenant_scope, pool_id, idempotency_key, attempt_token)",
     " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
     " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
-    " and ", purgeable!(), " returning 1",
+    " and ",
+    purgeable!(),
+    " returning 1",
 );
 
 const CENSUS: &str = concat!(
     "select (select count(*) from (select 1 from eec_routing_idempotency",
     " where unknown_reserved_at is not null limit $1) as unknown) as unknown,",
-    " (select ", us_from_now!("reserved_at"), " from eec_routing_idempotency",
+    " (select ",
+    us_from_now!("reserved_at"),
+    " from eec_routing_idempotency",
     " where status = 'pending' and reserved_at > $2 order by reserved_at limit 1) as oldest_us",
 );
 
@@ -177,7 +190,9 @@ impl Runner {
         key: &RecordKey,
         token: AttemptToken,
     ) -> Result<bool, StoreError> {
-        let rows = self.rows(Repeat::Safe, || bind_key(fixed(SWEEP_ONE), key).bind(token.0));
+        let rows = self.rows(Repeat::Safe, || {
+            bind_key(fixed(SWEEP_ONE), key).bind(token.0)
+        });
         Ok(!rows.await?.is_empty())
     }
 
@@ -205,9 +220,13 @@ impl Runner {
 
     async fn page(&self, at: OffsetDateTime, limit: i64) -> Result<Page, StoreError> {
         let rows = self
-            .rows(Repeat::Safe, || fixed(PAGE).bind(at).bind(PAGE_ROWS).bind(limit))
+            .rows(Repeat::Safe, || {
+                fixed(PAGE).bind(at).bind(PAGE_ROWS).bind(limit)
+            })
             .await?;
-        let about = rows.first().ok_or(StoreError::Refused(sqlx::Error::RowNotFound))?;
+        let about = rows
+            .first()
+            .ok_or(StoreError::Refused(sqlx::Error::RowNotFound))?;
         let mut due = Vec::new();
         for row in &rows {
             if let Some(token) = get::<Option<Uuid>>(row, "attempt_token")? {
@@ -246,10 +265,14 @@ impl Runner {
 
     pub(super) async fn purge(&self, limit: u32) -> Result<Purged, StoreError> {
         let mut purged = self.purge_decisions(limit).await?;
+        let left = i64::from(limit) - i64::try_from(purged.records).unwrap_or_default();
         let found = self
-            .rows(Repeat::Safe, || fixed(EXPIRED_RECORDS).bind(i64::from(limit)))
+            .rows(Repeat::Safe, || fixed(EXPIRED_RECORDS).bind(left.max(0)))
             .await?;
-        let keys = found.iter().map(record_key).collect::<Result<Vec<_>, _>>()?;
+        let keys = found
+            .iter()
+            .map(record_key)
+            .collect::<Result<Vec<_>, _>>()?;
         let tokens = column::<Uuid>(&found, "attempt_token")?;
         if !keys.is_empty() {
             let rows = self.rows(Repeat::Safe, || {
@@ -262,7 +285,9 @@ impl Runner {
 
     async fn purge_decisions(&self, limit: u32) -> Result<Purged, StoreError> {
         let found = self
-            .rows(Repeat::Safe, || fixed(EXPIRED_DECISIONS).bind(i64::from(limit)))
+            .rows(Repeat::Safe, || {
+                fixed(EXPIRED_DECISIONS).bind(i64::from(limit))
+            })
             .await?;
         if found.is_empty() {
             return Ok(Purged::default());

@@ -80,6 +80,11 @@ impl Wakeups {
         })
     }
 
+    /// Whether hints are exchanged at all.
+    pub(super) fn on(&self) -> bool {
+        self.on
+    }
+
     pub(super) fn subscribe(&self) -> broadcast::Receiver<Wakeup> {
         self.arrived.subscribe()
     }
@@ -265,7 +270,9 @@ impl Outbox {
 fn parse(payload: &str) -> Wakeup {
     let digits = payload.as_bytes().chunks(HEX);
     let hash = |digits: &[u8]| {
-        let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == HEX)?;
+        let digits = std::str::from_utf8(digits)
+            .ok()
+            .filter(|digits| digits.len() == HEX)?;
         u64::from_str_radix(digits, 16).ok()
     };
     let hashes: Option<Vec<u64>> = digits.map(hash).collect();
