@@ -3,4 +3,5 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod store_conformance;
+mod store_group;
 mod support;

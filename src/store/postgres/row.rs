@@ -5,7 +5,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::fingerprint::Fingerprint;
