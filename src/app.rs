@@ -58,6 +58,7 @@ struct Proxy {
 /// What outlives the drain.
 struct Running {
     store: Arc<dyn Store>,
+    store_tasks: TaskTracker,
     group: Group,
     admin: TaskTracker,
     admin_stop: CancellationToken,
@@ -92,6 +93,8 @@ impl Running {
         let closing = async {
             self.group.close().await;
             self.store.close().await;
+            self.store_tasks.close();
+            self.store_tasks.wait().await;
         };
         if tokio::time::timeout(CLOSE_MAX, closing).await.is_err() {
             tracing::warn!("the store did not close in time; what was sent to it may be done");
@@ -107,7 +110,8 @@ async fn start(
 ) -> anyhow::Result<Running> {
     let tls = config.tls.as_ref().map(Tls::load).transpose()?;
     let upstreams = Upstreams::new(&config.pools, shutdown.tasks().clone())?;
-    let store = store::open::open(&config.store).await?;
+    let store_tasks = TaskTracker::new();
+    let store = store::open::open(&config.store, &store_tasks).await?;
     for warning in store.warnings().await? {
         tracing::warn!("{warning}");
     }
@@ -122,6 +126,7 @@ async fn start(
     let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
     let running = Running {
         store,
+        store_tasks,
         group,
         admin: TaskTracker::new(),
         admin_stop: CancellationToken::new(),
