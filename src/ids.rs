@@ -30,3 +30,8 @@ pub fn decision_id() -> DecisionId {
 pub fn jitter() -> f64 {
     getrandom::u32().map_or(0.5, |drawn| f64::from(drawn) / f64::from(u32::MAX))
 }
+
+/// An id that no line of the audit log ever had.
+pub fn audit_id() -> Uuid {
+    fresh()
+}

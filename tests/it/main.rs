@@ -4,4 +4,6 @@
 
 mod admin;
 mod openapi;
+mod store_conformance;
+mod store_group;
 mod upkeep;

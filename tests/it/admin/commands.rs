@@ -1,6 +1,6 @@
 //! `oncegate records`, against a running admin listener.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use clap::Parser;
 use oncegate::cli::records::{self, Failure, Paint};
@@ -21,7 +21,7 @@ async fn run(admin: &Admin, token: &str, words: &[&str]) -> Result<String, Failu
     run_at(&admin.address.to_string(), &token_file, words).await
 }
 
-async fn run_at(admin: &str, token_file: &PathBuf, words: &[&str]) -> Result<String, Failure> {
+async fn run_at(admin: &str, token_file: &Path, words: &[&str]) -> Result<String, Failure> {
     let mut line = vec!["records", "--admin", admin, "--token-file"];
     line.push(token_file.to_str().unwrap());
     line.extend(words);
