@@ -1,3 +1,6 @@
 //! All integration tests, as one binary.
 
+#![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod listener;
 mod support;
