@@ -5,6 +5,7 @@
 mod admin;
 mod cli;
 mod config;
+mod listener;
 mod openapi;
 mod store_conformance;
 mod store_group;
