@@ -4,4 +4,5 @@
 
 mod store_conformance;
 mod store_group;
+mod store_postgres;
 mod support;
