@@ -9,6 +9,7 @@ mod listener;
 mod openapi;
 mod store_conformance;
 mod store_group;
+mod store_postgres;
 mod support;
 mod upkeep;
 mod upstream;
