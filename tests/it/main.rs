@@ -1,3 +1,5 @@
 //! All integration tests, as one binary.
 
+mod promises;
 mod support;
+mod tidy;

@@ -1,3 +1,9 @@
 //! What the tests stand on.
 
+pub mod client;
+pub mod clock;
+pub mod gateway;
+pub mod postgres;
+pub mod process;
+pub mod rows;
 pub mod upstream;
