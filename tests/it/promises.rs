@@ -33,6 +33,7 @@ macro_rules! on_postgres {
     )+};
 }
 
+mod content;
 mod crash;
 mod duplicates;
 mod fingerprint;
@@ -44,7 +45,9 @@ mod store_outage;
 mod streaming;
 mod tenancy;
 mod time;
+mod two_gateways;
 mod upstream_failure;
+mod zombies;
 
 async fn on_sqlite() -> Bench {
     Bench::new(Kind::Sqlite).await

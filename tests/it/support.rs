@@ -1,5 +1,6 @@
 //! What the tests stand on.
 
+pub mod blackhole;
 pub mod client;
 pub mod clock;
 pub mod gateway;

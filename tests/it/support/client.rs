@@ -198,9 +198,11 @@ impl Call {
             bytes.extend_from_slice(framing.as_bytes());
             bytes.extend_from_slice(&self.body);
             bytes.extend_from_slice(b"\r\n0\r\n\r\n");
-        } else {
+        } else if length > 0 || matches!(&*self.method, "POST" | "PATCH" | "PUT") {
             bytes.extend_from_slice(format!("Content-Length: {length}\r\n\r\n").as_bytes());
             bytes.extend_from_slice(&self.body);
+        } else {
+            bytes.extend_from_slice(b"\r\n");
         }
         bytes
     }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -91,6 +92,11 @@ impl Bench {
         }
     }
 
+    /// Where a file of this test goes.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
     /// This test makes an upstream run twice for one key, on purpose.
     pub fn allow_reruns(&self) {
         self.reruns_allowed.store(true, Ordering::Relaxed);
@@ -128,7 +134,7 @@ fn parse(text: &str) -> Table {
 #[derive(Clone)]
 pub struct Setup {
     config: Table,
-    directory: std::path::PathBuf,
+    directory: PathBuf,
     environment: Vec<(String, String)>,
 }
 
@@ -218,6 +224,7 @@ impl Setup {
             admin,
             end_expected: true,
             dangling_expected: false,
+            finished: false,
         }
     }
 
@@ -254,6 +261,7 @@ pub struct TestGateway {
     admin: SocketAddr,
     end_expected: bool,
     dangling_expected: bool,
+    finished: bool,
 }
 
 impl TestGateway {
@@ -362,6 +370,9 @@ impl TestGateway {
     }
 
     fn finish(&mut self) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
         if self.end_expected && self.process.ended().is_none() {
             self.process.signal(Signal::CONT);
             let dangling = self.dangling_owners();
@@ -386,6 +397,11 @@ impl TestGateway {
         assert!(!self.log_holds("panicked at"), "the gateway panicked");
     }
 
+    fn print_log(&self) {
+        let lines = self.process.log().lines().join("\n");
+        eprintln!("--- log of the gateway on {} ---\n{lines}", self.listen);
+    }
+
     fn dangling_owners(&self) -> f64 {
         let text = scrape(self.admin).unwrap_or_else(|error| panic!("no metrics: {error}"));
         Metrics::read(&text).sum("oncegate_dangling_owner_total", &[])
@@ -394,25 +410,14 @@ impl TestGateway {
 
 impl Drop for TestGateway {
     fn drop(&mut self) {
-        let failed = std::thread::panicking() || {
-            let finish = std::panic::AssertUnwindSafe(|| self.finish());
-            let outcome = std::panic::catch_unwind(finish);
-            outcome.is_err_and(|panic| {
-                self.print_log();
-                std::panic::resume_unwind(panic)
-            })
-        };
-        if failed {
+        if std::thread::panicking() {
             self.print_log();
+            return;
         }
-    }
-}
-
-impl TestGateway {
-    fn print_log(&self) {
-        eprintln!("--- log of the gateway on {} ---", self.listen);
-        for line in self.process.log().lines() {
-            eprintln!("{line}");
+        let finish = std::panic::AssertUnwindSafe(|| self.finish());
+        if let Err(panic) = std::panic::catch_unwind(finish) {
+            self.print_log();
+            std::panic::resume_unwind(panic);
         }
     }
 }
