@@ -29,7 +29,10 @@ async fn readable(answer: &Answer) -> String {
         Some("gzip") => {
             let mut text = String::new();
             let mut decoder = GzipDecoder::new(&answer.body[..]);
-            decoder.read_to_string(&mut text).await.expect("it is gzip as its label says");
+            decoder
+                .read_to_string(&mut text)
+                .await
+                .expect("it is gzip as its label says");
             text
         }
         other => panic!("no client asked for {other:?}"),
@@ -46,8 +49,14 @@ async fn a_client_that_cannot_take_the_stored_coding_gets_identity() {
             .header("Vary", "Accept-Encoding")
             .body(body)
     };
-    bench.upstream.on_post("/gzip").reply(coded("gzip", gzip(TEXT).await));
-    bench.upstream.on_post("/br").reply(coded("br", brotli(TEXT).await));
+    bench
+        .upstream
+        .on_post("/gzip")
+        .reply(coded("gzip", gzip(TEXT).await));
+    bench
+        .upstream
+        .on_post("/br")
+        .reply(coded("br", brotli(TEXT).await));
     let gateway = bench.gateway().start().await;
     for (path, coding) in [("/gzip", "gzip"), ("/br", "br")] {
         let call = gateway.post(path).key(path);
@@ -61,7 +70,11 @@ async fn a_client_that_cannot_take_the_stored_coding_gets_identity() {
             let plain = call.clone().header("Accept-Encoding", accepts).send().await;
             plain.assert_is(200, "replayed");
             assert_eq!(readable(&plain).await, TEXT, "{accepts}");
-            assert!(plain.header("content-encoding").is_none_or(|label| label == "identity"));
+            assert!(
+                plain
+                    .header("content-encoding")
+                    .is_none_or(|label| label == "identity")
+            );
         }
         let wild = call.clone().header("Accept-Encoding", "*").send().await;
         wild.assert_is(200, "replayed");
@@ -85,10 +98,15 @@ async fn an_answer_without_a_coding_is_good_for_all() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_coding_that_nobody_knows_is_given_as_it_came() {
     let bench = super::on_sqlite().await;
-    let reply = Reply::new(200).header("Content-Encoding", "x-own").body("opaque");
+    let reply = Reply::new(200)
+        .header("Content-Encoding", "x-own")
+        .body("opaque");
     bench.upstream.on_post("/pay").reply(reply);
     let gateway = bench.gateway().start().await;
-    let call = gateway.post("/pay").key("k").header("Accept-Encoding", "x-own");
+    let call = gateway
+        .post("/pay")
+        .key("k")
+        .header("Accept-Encoding", "x-own");
     let first = call.clone().send().await;
     let again = call.send().await;
     again.assert_is(200, "replayed");
@@ -125,14 +143,32 @@ async fn cors_headers_are_told_to_their_origin_only() {
 async fn a_large_form_reaches_the_upstream_unharmed() {
     let bench = super::on_sqlite().await;
     let gateway = bench.gateway().start().await;
-    let file: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[usize::from(n % 2 == 0)]).collect();
-    let mut body = b"--x\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n".to_vec();
+    let file: Vec<u8> = (0..5_000_000_u32)
+        .map(|n| n.to_le_bytes()[usize::from(n % 2 == 0)])
+        .collect();
+    let mut body =
+        b"--x\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n".to_vec();
     body.extend_from_slice(&file);
     body.extend_from_slice(b"\r\n--x--\r\n");
-    let call = gateway.post("/pay").body("multipart/form-data; boundary=x", &body);
-    call.clone().key("a").send().await.assert_is(200, "executed");
-    call.key("b").chunked().send().await.assert_is(200, "executed");
+    let call = gateway
+        .post("/pay")
+        .body("multipart/form-data; boundary=x", &body);
+    call.clone()
+        .key("a")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    call.key("b")
+        .chunked()
+        .send()
+        .await
+        .assert_is(200, "executed");
     for seen in bench.upstream.requests() {
-        assert!(seen.body == body, "{} of {} bytes", seen.body.len(), body.len());
+        assert!(
+            seen.body == body,
+            "{} of {} bytes",
+            seen.body.len(),
+            body.len()
+        );
     }
 }

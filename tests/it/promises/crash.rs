@@ -22,10 +22,20 @@ each_store!(
 );
 
 /// Holds the upstream's answer to `/pay`, and sends the owner's request.
-async fn begun(bench: &Bench, gateway: &TestGateway, gate: &Gate) -> crate::support::client::Connection {
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(gate));
+async fn begun(
+    bench: &Bench,
+    gateway: &TestGateway,
+    gate: &Gate,
+) -> crate::support::client::Connection {
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(gate));
     let connection = gateway.post("/pay").key("k").start().await;
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     connection
 }
 
@@ -49,15 +59,25 @@ async fn a_killed_owners_request_is_sent_again_where_the_route_says_so(bench: Be
     bench.allow_reruns();
     let route = "on_unknown = \"redrive\"\nforward_key = \"derived\"";
     let mut gateway = bench.gateway().route(route).start().await;
-    bench.upstream.on_post("/pay").once().reply(Reply::new(201).hold(&Gate::closed()));
+    bench
+        .upstream
+        .on_post("/pay")
+        .once()
+        .reply(Reply::new(201).hold(&Gate::closed()));
     let owner = gateway.post("/pay").key("k").start().await;
-    bench.upstream.until(|state| state.executions_at("/pay") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions_at("/pay") == 1)
+        .await;
     gateway.sigkill();
     gateway.restart().await;
     let retry = gateway.post("/pay").key("k").send().await;
     retry.assert_is(200, "executed");
     let requests = bench.upstream.requests();
-    let keys: Vec<_> = requests.iter().map(|seen| seen.header("idempotency-key")).collect();
+    let keys: Vec<_> = requests
+        .iter()
+        .map(|seen| seen.header("idempotency-key"))
+        .collect();
     assert!(keys.len() == 2 && keys[0] == keys[1], "{keys:?}");
     drop(owner);
 }
@@ -108,7 +128,10 @@ async fn a_client_that_goes_away_changes_nothing(bench: Bench) {
     for way in ["fin", "rst", "cancel", "cut"] {
         let gate = Gate::closed();
         let path = format!("/{way}");
-        bench.upstream.on_post(&path).reply(Reply::new(201).body(way).hold(&gate));
+        bench
+            .upstream
+            .on_post(&path)
+            .reply(Reply::new(201).body(way).hold(&gate));
         let call = gateway.post(&path).key(way);
         let came = |state: &crate::support::upstream::State| state.executions(way) == 1;
         if matches!(way, "fin" | "rst") {
@@ -141,7 +164,12 @@ async fn a_client_that_goes_away_as_nothing_is_sent_blocks_no_retry(bench: Bench
     let gateway = bench.gateway().start().await;
     bench.upstream.refuse().await;
     for n in 0..10 {
-        gateway.post("/pay").key(format!("k{n}")).start().await.reset();
+        gateway
+            .post("/pay")
+            .key(format!("k{n}"))
+            .start()
+            .await
+            .reset();
     }
     bench.upstream.accept_again().await;
     for n in 0..10 {
@@ -222,7 +250,10 @@ async fn a_drain_finishes_what_was_begun(bench: Bench) {
     answer.assert_is(201, "executed");
     let answer = waiter.answer().await.expect("an answer for the waiter");
     let retry_later = answer.status == 409 || answer.status == 503;
-    assert!(answer.idempotency() == "waited" || retry_later, "{answer:?}");
+    assert!(
+        answer.idempotency() == "waited" || retry_later,
+        "{answer:?}"
+    );
     assert_eq!(gateway.end().await.code(), Some(0));
     assert_eq!(bench.database.status("k").await, "completed");
 }
@@ -246,13 +277,18 @@ async fn a_drain_that_takes_too_long_is_honest(bench: Bench) {
 /// answered stays.
 async fn kills_under_load_run_nothing_twice(bench: Bench) {
     let mut gateway = bench.gateway().start().await;
-    bench.upstream.on_post("/pay").reply(Reply::new(200).delay(Duration::from_millis(20)));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(200).delay(Duration::from_millis(20)));
     let mut seen = Vec::new();
     for round in 0..4 {
-        let calls: Vec<_> = (0..60).map(|n| {
-            let key = format!("k{round}-{n}");
-            (key.clone(), gateway.post("/pay").key(key))
-        }).collect();
+        let calls: Vec<_> = (0..60)
+            .map(|n| {
+                let key = format!("k{round}-{n}");
+                (key.clone(), gateway.post("/pay").key(key))
+            })
+            .collect();
         let tracker = tokio_util::task::TaskTracker::new();
         let begun: Vec<_> = calls
             .into_iter()
@@ -275,7 +311,11 @@ async fn kills_under_load_run_nothing_twice(bench: Bench) {
     }
     for round in 0..4 {
         for n in 0..60 {
-            let answer = gateway.post("/pay").key(format!("k{round}-{n}")).send().await;
+            let answer = gateway
+                .post("/pay")
+                .key(format!("k{round}-{n}"))
+                .send()
+                .await;
             let ended = answer.status == 200 || answer.problem() == "outcome-unknown";
             assert!(ended, "{answer:?}");
         }
@@ -290,5 +330,10 @@ async fn a_second_process_on_one_sqlite_file_is_refused() {
     let (status, text) = crate::support::process::run(&bench.gateway().arguments()).await;
     assert!(status.code().is_some_and(|code| code != 0), "{status:?}");
     assert!(text.contains("oncegate.db"), "it says which file: {text}");
-    gateway.post("/pay").key("k").send().await.assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("k")
+        .send()
+        .await
+        .assert_is(200, "executed");
 }

@@ -26,7 +26,11 @@ each_store!(
 pub fn assert_one_executed(answers: &[Answer]) {
     let count = |status| answers.iter().filter(|a| a.idempotency() == status).count();
     let (executed, waited, replayed) = (count("executed"), count("waited"), count("replayed"));
-    assert_eq!((executed, waited + replayed), (1, answers.len() - 1), "{answers:#?}");
+    assert_eq!(
+        (executed, waited + replayed),
+        (1, answers.len() - 1),
+        "{answers:#?}"
+    );
     for answer in answers {
         assert_eq!(answer.kept(), answers[0].kept());
         assert_eq!(answer.replayed(), answer.idempotency() != "executed");
@@ -39,8 +43,13 @@ async fn a_parked_duplicate_gets_the_first_answer_at_once(bench: Bench) {
     bench.upstream.on_post("/pay").reply(slow);
     let gateway = bench.gateway().start().await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
-    let others: Vec<_> = (0..4).map(|_| gateway.post("/pay").key("k").begin()).collect();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    let others: Vec<_> = (0..4)
+        .map(|_| gateway.post("/pay").key("k").begin())
+        .collect();
     gateway.until_parked(4).await;
     assert!(others.iter().all(|other| !other.is_over()));
 
@@ -50,20 +59,39 @@ async fn a_parked_duplicate_gets_the_first_answer_at_once(bench: Bench) {
     for other in others {
         answers.push(other.answer().await);
     }
-    assert!(opened.elapsed() < Duration::from_secs(1), "{:?}", opened.elapsed());
+    assert!(
+        opened.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        opened.elapsed()
+    );
     assert_one_executed(&answers);
-    assert!(answers[1..].iter().all(|answer| answer.idempotency() == "waited"));
+    assert!(
+        answers[1..]
+            .iter()
+            .all(|answer| answer.idempotency() == "waited")
+    );
     gateway.until_parked(0).await;
 }
 
 async fn a_route_that_rejects_duplicates_says_so_at_once(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let reject = "duplicates = \"reject\"\nlease = \"3s\"";
     let gateway = bench.gateway().route(reject).start().await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
-    let token = bench.database.record("k").await.expect("a record").attempt_token;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    let token = bench
+        .database
+        .record("k")
+        .await
+        .expect("a record")
+        .attempt_token;
 
     let asked = Instant::now();
     let other = gateway.post("/pay").key("k").send().await;
@@ -81,11 +109,17 @@ async fn a_route_that_rejects_duplicates_says_so_at_once(bench: Bench) {
 
 async fn a_duplicate_that_waited_long_enough_is_told_when_to_come_back(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let route = "wait = \"500ms\"\nlease = \"3s\"";
     let gateway = bench.gateway().route(route).start().await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     for _ in 0..2 {
         let asked = Instant::now();
         let other = gateway.post("/pay").key("k").send().await;
@@ -101,10 +135,16 @@ async fn a_duplicate_that_waited_long_enough_is_told_when_to_come_back(bench: Be
 
 async fn a_client_may_ask_for_less_waiting(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let gateway = bench.gateway().route("timeout = \"30s\"").start().await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     let asked = Instant::now();
     let hurried = gateway.post("/pay").key("k").header("Prefer", "wait=1");
     let other = hurried.send().await;
@@ -126,8 +166,13 @@ async fn one_waiter_becomes_the_owner_when_the_first_answer_is_released(bench: B
     bench.upstream.on_post("/pay").answer(201, "done");
     let gateway = bench.gateway().start().await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
-    let others: Vec<_> = (0..5).map(|_| gateway.post("/pay").key("k").begin()).collect();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    let others: Vec<_> = (0..5)
+        .map(|_| gateway.post("/pay").key("k").begin())
+        .collect();
     gateway.until_parked(5).await;
 
     gate.open();
@@ -146,10 +191,20 @@ async fn one_waiter_becomes_the_owner_when_the_first_answer_is_released(bench: B
 
 async fn more_waiters_than_fit_on_a_key_are_turned_away(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
-    let gateway = bench.gateway().section("limits", "waiters_per_key_max = 2").start().await;
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
+    let gateway = bench
+        .gateway()
+        .section("limits", "waiters_per_key_max = 2")
+        .start()
+        .await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     let parked = [(); 2].map(|()| gateway.post("/pay").key("k").begin());
     gateway.until_parked(2).await;
 
@@ -168,10 +223,20 @@ async fn more_waiters_than_fit_on_a_key_are_turned_away(bench: Bench) {
 
 async fn more_waiters_than_fit_in_all_are_turned_away(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
-    let gateway = bench.gateway().section("limits", "waiters_max = 2").start().await;
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
+    let gateway = bench
+        .gateway()
+        .section("limits", "waiters_max = 2")
+        .start()
+        .await;
     let firsts = ["a", "b", "c"].map(|key| gateway.post("/pay").key(key).begin());
-    bench.upstream.until(|state| state.executed().count() == 3).await;
+    bench
+        .upstream
+        .until(|state| state.executed().count() == 3)
+        .await;
     let parked = ["a", "b"].map(|key| gateway.post("/pay").key(key).begin());
     gateway.until_parked(2).await;
 
@@ -187,7 +252,10 @@ async fn more_waiters_than_fit_in_all_are_turned_away(bench: Bench) {
 
 async fn more_bodies_than_fit_are_turned_away(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let limits = "body_bytes_total_max = \"100KiB\"";
     let gateway = bench
         .gateway()
@@ -195,11 +263,14 @@ async fn more_bodies_than_fit_are_turned_away(bench: Bench) {
         .route("body_max = \"60KiB\"")
         .start()
         .await;
-    let body = [b'x'; 40_000];
-    let held = ["a", "b"].map(|key| gateway.post("/pay").key(key).json(body).begin());
-    bench.upstream.until(|state| state.executed().count() == 2).await;
+    let body = vec![b'x'; 40_000];
+    let held = ["a", "b"].map(|key| gateway.post("/pay").key(key).json(&body).begin());
+    bench
+        .upstream
+        .until(|state| state.executed().count() == 2)
+        .await;
 
-    let extra = gateway.post("/pay").key("c").json(body).send().await;
+    let extra = gateway.post("/pay").key("c").json(&body).send().await;
     extra.assert_problem(503, "overloaded", "refused");
     assert!(extra.retry_after().is_some());
     assert_eq!(bench.database.status("c").await, "absent");
@@ -210,25 +281,34 @@ async fn more_bodies_than_fit_are_turned_away(bench: Bench) {
     for first in held {
         first.answer().await.assert_is(201, "executed");
     }
-    let again = gateway.post("/pay").key("c").json(body).send().await;
+    let again = gateway.post("/pay").key("c").json(&body).send().await;
     again.assert_is(201, "executed");
     gateway.until_metric("oncegate_body_bytes", &[], 0.0).await;
 }
 
 async fn a_slow_key_holds_no_other_key_up(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/slow").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/slow")
+        .reply(Reply::new(201).hold(&gate));
     // Fewer connections than waiters: none may be held by one who is parked.
     let store = "connections_max = 2";
     let gateway = bench.gateway().section("store", store).start().await;
-    let slow: Vec<_> = (0..60).map(|_| gateway.post("/slow").key("slow").begin()).collect();
+    let slow: Vec<_> = (0..60)
+        .map(|_| gateway.post("/slow").key("slow").begin())
+        .collect();
     gateway.until_parked(59).await;
     let others = (0..100).map(|n| gateway.post("/pay").key(format!("k{n}")));
     let asked = Instant::now();
     for answer in send_all(others).await {
         answer.assert_is(200, "executed");
     }
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        asked.elapsed()
+    );
     gate.open();
     let mut answers = Vec::new();
     for call in slow {
@@ -239,17 +319,25 @@ async fn a_slow_key_holds_no_other_key_up(bench: Bench) {
 
 async fn a_hot_key_costs_the_store_little(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let limits = "waiters_per_key_max = 1000\nwaiters_max = 2000";
     let gateway = bench.gateway().section("limits", limits).start().await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     let operations = async || {
         let metrics = gateway.metrics().await;
         metrics.sum("oncegate_store_seconds_count", &[])
     };
     let (before, asked) = (operations().await, Instant::now());
-    let others: Vec<_> = (0..400).map(|_| gateway.post("/pay").key("k").begin()).collect();
+    let others: Vec<_> = (0..400)
+        .map(|_| gateway.post("/pay").key("k").begin())
+        .collect();
     gateway.until_parked(400).await;
     gate.open();
     first.answer().await.assert_is(201, "executed");
@@ -263,7 +351,12 @@ async fn a_hot_key_costs_the_store_little(bench: Bench) {
 
 async fn every_key_keeps_its_own_answer_under_load(bench: Bench) {
     let gateway = bench.gateway().start().await;
-    let call = |n| gateway.post("/pay").key(format!("k{}", n % 250)).json(format!("{}", n % 250));
+    let call = |n| {
+        gateway
+            .post("/pay")
+            .key(format!("k{}", n % 250))
+            .json(format!("{}", n % 250))
+    };
     let mut firsts = Vec::new();
     for round in 0..4 {
         let calls = (0..250).map(|n| call(250 * round + n));
@@ -289,10 +382,20 @@ async fn every_key_keeps_its_own_answer_under_load(bench: Bench) {
 async fn a_local_completion_wakes_without_the_poll() {
     let bench = super::on_sqlite().await;
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
-    let gateway = bench.gateway().section("store", "poll_interval = \"5s\"").start().await;
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
+    let gateway = bench
+        .gateway()
+        .section("store", "poll_interval = \"5s\"")
+        .start()
+        .await;
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     let other = gateway.post("/pay").key("k").begin();
     gateway.until_parked(1).await;
     gate.open();

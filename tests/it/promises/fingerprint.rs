@@ -37,7 +37,10 @@ async fn another_request_under_a_key_is_refused_in_every_state(bench: Bench) {
     let other = |path: &str, key: &str| gateway.post(path).key(key).json(r#"{"amount":2}"#);
 
     let first = gateway.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     let pending = other("/pay", "k").send().await;
     assert!(!first.is_over(), "a mismatch is never parked");
     assert_tells_nothing(&pending);
@@ -60,11 +63,18 @@ async fn another_request_under_a_key_is_refused_in_every_state(bench: Bench) {
 
 async fn every_part_of_a_request_counts(bench: Bench) {
     let gateway = bench.gateway().start().await;
-    let first = || gateway.post("/pay?a=1&b=2").key("k").json(r#"{"a":1,"b":2}"#);
+    let first = || {
+        gateway
+            .post("/pay?a=1&b=2")
+            .key("k")
+            .json(r#"{"a":1,"b":2}"#)
+    };
     first().send().await.assert_is(200, "executed");
     let long = |end: &str| format!("{{\"a\":\"{}{end}\"}}", "x".repeat(2 << 20));
     let others = [
-        gateway.call("PATCH", "/pay?a=1&b=2").json(r#"{"a":1,"b":2}"#),
+        gateway
+            .call("PATCH", "/pay?a=1&b=2")
+            .json(r#"{"a":1,"b":2}"#),
         gateway.post("/other?a=1&b=2").json(r#"{"a":1,"b":2}"#),
         gateway.post("/pay?a=1&b=3").json(r#"{"a":1,"b":2}"#),
         gateway.post("/pay?b=2&a=1").json(r#"{"a":1,"b":2}"#),
@@ -72,9 +82,13 @@ async fn every_part_of_a_request_counts(bench: Bench) {
         gateway.post("/pay?a=1&b=2").json(r#"{"b":2,"a":1}"#),
         gateway.post("/pay?a=1&b=2").json(r#"{"a":1, "b":2}"#),
         gateway.post("/pay?a=1&b=2").json(""),
-        gateway.post("/pay?a=1&b=2").body("text/plain", r#"{"a":1,"b":2}"#),
+        gateway
+            .post("/pay?a=1&b=2")
+            .body("text/plain", r#"{"a":1,"b":2}"#),
         first().without("content-type"),
-        first().header("Content-Encoding", "gzip").without("idempotency-key"),
+        first()
+            .header("Content-Encoding", "gzip")
+            .without("idempotency-key"),
     ];
     for other in others {
         let answer = other.without("idempotency-key").key("k").send().await;
@@ -84,11 +98,22 @@ async fn every_part_of_a_request_counts(bench: Bench) {
     let retry = first().header("Traceparent", "1").header("User-Agent", "x");
     retry.chunked().send().await.assert_is(200, "replayed");
 
-    gateway.post("/pay").key("l").json(long("1")).send().await.assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("l")
+        .json(long("1"))
+        .send()
+        .await
+        .assert_is(200, "executed");
     let answer = gateway.post("/pay").key("l").json(long("2")).send().await;
     answer.assert_problem(422, "key-reused", "mismatch");
 
-    let null = gateway.post("/pay").key("n").json(r#"{"a":null}"#).send().await;
+    let null = gateway
+        .post("/pay")
+        .key("n")
+        .json(r#"{"a":null}"#)
+        .send()
+        .await;
     null.assert_is(200, "executed");
     for body in ["{}", r#"{"a":[]}"#] {
         let answer = gateway.post("/pay").key("n").json(body).send().await;
@@ -110,7 +135,11 @@ async fn after_nothing_was_sent_another_body_is_a_first_attempt(bench: Bench) {
 
 async fn after_a_released_answer_another_body_is_a_first_attempt(bench: Bench) {
     bench.allow_reruns();
-    bench.upstream.on_post("/pay").once().answer(401, "who are you?");
+    bench
+        .upstream
+        .on_post("/pay")
+        .once()
+        .answer(401, "who are you?");
     let gateway = bench.gateway().start().await;
     let refused = gateway.post("/pay").key("k").json("wrong").send().await;
     refused.assert_is(401, "executed");
@@ -122,7 +151,11 @@ async fn after_an_ambiguous_attempt_only_the_same_request_is_sent_again(bench: B
     bench.allow_reruns();
     let broken = Reply::new(200).cut_after(0, Cut::Rst);
     bench.upstream.on_post("/pay").once().reply(broken);
-    let gateway = bench.gateway().route("on_unknown = \"redrive\"").start().await;
+    let gateway = bench
+        .gateway()
+        .route("on_unknown = \"redrive\"")
+        .start()
+        .await;
     let first = gateway.post("/pay").key("k").send().await;
     assert_eq!((first.status, &*first.problem()), (502, "outcome-unknown"));
     let other = gateway.post("/pay").key("k").json("{}").send().await;
@@ -136,18 +169,32 @@ async fn no_plain_hash_of_a_body_is_kept(bench: Bench) {
     use sha2::Digest as _;
     let gateway = bench.gateway().start().await;
     let body = r#"{"pin":"1234"}"#;
-    gateway.post("/pay").key("k").json(body).send().await.assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("k")
+        .json(body)
+        .send()
+        .await
+        .assert_is(200, "executed");
     let dump = bench.database.dump().await;
     let hashes = [
         sha2::Sha256::digest(body).to_vec(),
         blake3::hash(body.as_bytes()).as_bytes().to_vec(),
     ];
     for hash in hashes {
-        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex(&hash);
         assert!(memchr::memmem::find(&dump, &hash).is_none());
         assert!(memchr::memmem::find(&dump, hex.as_bytes()).is_none());
     }
     assert!(memchr::memmem::find(&dump, b"1234").is_none());
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("memory");
+        text
+    })
 }
 
 async fn with_rules(bench: &Bench, rules: &str) -> TestGateway {
@@ -184,7 +231,12 @@ async fn a_route_may_compare_json_by_its_meaning() {
     let bench = super::on_sqlite().await;
     let gateway = with_rules(&bench, "canonical_json = true").await;
     let json = |body: &str| gateway.post("/pay").json(body);
-    let same = [r#"{"b":2.0,"a":1}"#, "{ \"a\": 1,\n\"b\": 2 }", r#"{"\u0061":1,"b":2}"#].map(json);
+    let same = [
+        r#"{"b":2.0,"a":1}"#,
+        "{ \"a\": 1,\n\"b\": 2 }",
+        r#"{"\u0061":1,"b":2}"#,
+    ]
+    .map(json);
     assert_same(json(r#"{"a":1,"b":2}"#), same).await;
     assert_other([r#"{"a":1}"#, r#"{"a":1,"b":3}"#, r#"{"a":1,"b":null}"#].map(json)).await;
 }
@@ -200,7 +252,10 @@ async fn a_route_may_leave_fields_out() {
     ];
     let first = r#"{"a":1,"sent_at":1,"auth":{"token":"x","user":1}}"#;
     assert_same(json(first), same.map(json)).await;
-    let others = [r#"{"a":2,"auth":{"user":1}}"#, r#"{"a":1,"auth":{"user":2}}"#];
+    let others = [
+        r#"{"a":2,"auth":{"user":1}}"#,
+        r#"{"a":1,"auth":{"user":2}}"#,
+    ];
     assert_other(others.map(json)).await;
 }
 

@@ -25,7 +25,10 @@ async fn ambiguous_framing_is_refused_and_the_connection_closed() {
             "POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\n{framing}\r\n\r\n\
              5\r\nhello\r\n0\r\n\r\n"
         );
-        connection.write(request.as_bytes()).await.expect("it reads");
+        connection
+            .write(request.as_bytes())
+            .await
+            .expect("it reads");
         let answer = connection.answer().await.expect("an answer");
         assert_eq!(answer.status, 400, "{framing}");
         assert!(connection.is_closed().await, "{framing}");
@@ -100,7 +103,10 @@ async fn a_key_that_connection_names_is_refused() {
     assert_eq!(bench.database.records().await, []);
 
     let hop = call.header("Connection", "X-Foo").header("X-Foo", "1");
-    hop.header("X-Bar", "2").send().await.assert_is(200, "executed");
+    hop.header("X-Bar", "2")
+        .send()
+        .await
+        .assert_is(200, "executed");
     let seen = &bench.upstream.requests()[0];
     assert!(seen.header("x-foo").is_empty());
     assert_eq!(seen.header("x-bar"), ["2"]);

@@ -265,15 +265,19 @@ async fn nobody_can_forge_the_gateways_headers() {
         ("Idempotency-Created", "0"),
         ("Idempotency-Expires", "0"),
     ];
-    let reply = forged.into_iter().fold(Reply::new(201), |reply, (name, value)| {
-        reply.header(name, value)
-    });
+    let reply = forged
+        .into_iter()
+        .fold(Reply::new(201), |reply, (name, value)| {
+            reply.header(name, value)
+        });
     bench.upstream.on_post("/pay").reply(reply);
     let gateway = bench.gateway().start().await;
     let forge = |call| {
-        forged.into_iter().fold(call, |call: crate::support::client::Call, (name, value)| {
-            call.header(name, value)
-        })
+        forged
+            .into_iter()
+            .fold(call, |call: crate::support::client::Call, (name, value)| {
+                call.header(name, value)
+            })
     };
     let call = forge(gateway.post("/pay").key("k"));
     let first = call.clone().send().await;

@@ -31,7 +31,10 @@ async fn the_first_answer_passes_through_and_is_committed(bench: Bench) {
     assert_eq!(first.header("location").as_deref(), Some("/charges/1"));
     let seen = &bench.upstream.requests()[0];
     assert_eq!((&*seen.method, &*seen.target), ("POST", "/pay?a=1"));
-    assert_eq!((&*seen.body, seen.header("content-type")), (&b"{}"[..], vec!["application/json".to_owned()]));
+    assert_eq!(
+        (&*seen.body, seen.header("content-type")),
+        (&b"{}"[..], vec!["application/json".to_owned()])
+    );
 
     let record = bench.database.record("k").await.expect("a record");
     assert_eq!((&*record.tenant, &*record.pool), ("acme", "main"));
@@ -39,7 +42,10 @@ async fn the_first_answer_passes_through_and_is_committed(bench: Bench) {
     let told = first.decision().expect("a decision").replace('-', "");
     assert_eq!(record.decision_id, told);
     let day = 24 * 60 * 60 * 1000;
-    assert!((day - 60_000..=day).contains(&record.valid_ms), "{record:?}");
+    assert!(
+        (day - 60_000..=day).contains(&record.valid_ms),
+        "{record:?}"
+    );
 
     for _ in 0..3 {
         let again = gateway.post("/pay?a=1").key("k").json("{}").send().await;
@@ -55,7 +61,9 @@ async fn the_first_answer_passes_through_and_is_committed(bench: Bench) {
 
 async fn every_final_status_is_replayed_as_it_was(bench: Bench) {
     let released = [401, 403, 407, 408, 425, 429];
-    let statuses: Vec<u16> = (200..600).filter(|status| !released.contains(status)).collect();
+    let statuses: Vec<u16> = (200..600)
+        .filter(|status| !released.contains(status))
+        .collect();
     for status in &statuses {
         let reply = Reply::new(*status).header("X-Status", status.to_string());
         let path = format!("/{status}");
@@ -80,17 +88,32 @@ async fn every_final_status_is_replayed_as_it_was(bench: Bench) {
 
 async fn the_upstreams_own_errors_are_decisions(bench: Bench) {
     let problem = r#"{"type":"https://upstream.test/no-funds","status":422}"#;
-    for (path, status) in [("/404", 404), ("/409", 409), ("/422", 422), ("/500", 500), ("/503", 503)] {
+    for (path, status) in [
+        ("/404", 404),
+        ("/409", 409),
+        ("/422", 422),
+        ("/500", 500),
+        ("/503", 503),
+    ] {
         let reply = Reply::new(status).header("Content-Type", "application/problem+json");
         bench.upstream.on_post(path).reply(reply.body(problem));
     }
     let gateway = bench.gateway().start().await;
-    for (path, status) in [("/404", 404), ("/409", 409), ("/422", 422), ("/500", 500), ("/503", 503)] {
+    for (path, status) in [
+        ("/404", 404),
+        ("/409", 409),
+        ("/422", 422),
+        ("/500", 500),
+        ("/503", 503),
+    ] {
         let first = gateway.post(path).key(path).send().await;
         first.assert_is(status, "executed");
         let again = gateway.post(path).key(path).send().await;
         again.assert_is(status, "replayed");
-        assert_eq!((again.text(), again.kept()), (problem.to_owned(), first.kept()));
+        assert_eq!(
+            (again.text(), again.kept()),
+            (problem.to_owned(), first.kept())
+        );
     }
 }
 
@@ -123,8 +146,15 @@ async fn an_answer_that_says_try_again_leaves_the_key_open(bench: Bench) {
         bench.upstream.on_post(&path).answer(201, "done");
         let first = gateway.post(&path).key(&key).send().await;
         first.assert_is(status, "executed");
-        assert_eq!((first.text(), first.retry_after()), ("later".to_owned(), Some(3)));
-        for name in ["idempotency-decision", "idempotency-created", "idempotency-expires"] {
+        assert_eq!(
+            (first.text(), first.retry_after()),
+            ("later".to_owned(), Some(3))
+        );
+        for name in [
+            "idempotency-decision",
+            "idempotency-created",
+            "idempotency-expires",
+        ] {
             assert!(first.header(name).is_none(), "{name}");
         }
         assert_eq!(bench.database.status(&key).await, "failed_before_commit");
@@ -151,8 +181,14 @@ async fn headers_keep_their_repeats_order_and_bytes(bench: Bench) {
     let again = gateway.post("/pay").key("k").send().await;
     again.assert_is(201, "replayed");
     assert_eq!(again.kept(), first.kept());
-    assert_eq!(again.header_lines("link"), ["</1>; rel=a, </2>; rel=b", "</3>; rel=c"]);
-    assert_eq!(again.header_lines("warning"), ["199 a \"x, y\"", "199 b \"z\""]);
+    assert_eq!(
+        again.header_lines("link"),
+        ["</1>; rel=a, </2>; rel=b", "</3>; rel=c"]
+    );
+    assert_eq!(
+        again.header_lines("warning"),
+        ["199 a \"x, y\"", "199 b \"z\""]
+    );
     let latin = again.headers.iter().find(|(name, _)| name == "x-latin");
     assert_eq!(latin.expect("the header").1, b"caf\xe9");
     assert!(again.header("date").is_some());
@@ -197,9 +233,16 @@ async fn a_decision_survives_a_restart(bench: Bench) {
 
 async fn every_replay_tells_the_same_decision(bench: Bench) {
     let gateway = bench.gateway().start().await;
-    let call = gateway.post("/pay").key("k").header("Origin", "https://shop.test");
+    let call = gateway
+        .post("/pay")
+        .key("k")
+        .header("Origin", "https://shop.test");
     let told = |answer: &Answer| {
-        let names = ["idempotency-decision", "idempotency-created", "idempotency-expires"];
+        let names = [
+            "idempotency-decision",
+            "idempotency-created",
+            "idempotency-expires",
+        ];
         names.map(|name| answer.header(name).expect(name))
     };
     let first = call.clone().send().await;
@@ -207,9 +250,20 @@ async fn every_replay_tells_the_same_decision(bench: Bench) {
     for answer in answers {
         answer.assert_is(200, "replayed");
         assert_eq!(told(&answer), told(&first));
-        let exposed = answer.header_lines("access-control-expose-headers").join(",");
-        let exposed: BTreeSet<_> = exposed.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
-        for name in ["idempotency-status", "idempotent-replayed", "idempotency-decision", "idempotency-created", "idempotency-expires"] {
+        let exposed = answer
+            .header_lines("access-control-expose-headers")
+            .join(",");
+        let exposed: BTreeSet<_> = exposed
+            .split(',')
+            .map(|name| name.trim().to_ascii_lowercase())
+            .collect();
+        for name in [
+            "idempotency-status",
+            "idempotent-replayed",
+            "idempotency-decision",
+            "idempotency-created",
+            "idempotency-expires",
+        ] {
             assert!(exposed.contains(name), "{name} of {exposed:?}");
         }
     }
@@ -259,7 +313,10 @@ async fn what_belongs_to_a_hop_or_a_moment_is_not_kept() {
     }
     for (name, value) in passed {
         let name = name.to_ascii_lowercase();
-        assert!(first.header_lines(&name).iter().any(|line| line == value), "{name}");
+        assert!(
+            first.header_lines(&name).iter().any(|line| line == value),
+            "{name}"
+        );
         assert_eq!(again.header_lines(&name), [""; 0], "{name}");
     }
 }
@@ -268,9 +325,15 @@ async fn what_belongs_to_a_hop_or_a_moment_is_not_kept() {
 async fn a_route_may_keep_cookies() {
     let bench = super::on_sqlite().await;
     let cookies = ["a=1; Expires=Wed, 21 Oct 2030 07:28:00 GMT", "b=2"];
-    let reply = Reply::new(201).header("Set-Cookie", cookies[0]).header("Set-Cookie", cookies[1]);
+    let reply = Reply::new(201)
+        .header("Set-Cookie", cookies[0])
+        .header("Set-Cookie", cookies[1]);
     bench.upstream.on_post("/pay").reply(reply);
-    let gateway = bench.gateway().route("store_set_cookie = true").start().await;
+    let gateway = bench
+        .gateway()
+        .route("store_set_cookie = true")
+        .start()
+        .await;
     for status in ["executed", "replayed"] {
         let answer = gateway.post("/pay").key("k").send().await;
         answer.assert_is(201, status);
@@ -284,7 +347,10 @@ async fn framing_is_this_hops_own() {
     let bench = super::on_sqlite().await;
     let chunked = Reply::new(200).body("chunked").trailer("X-Sum", "1");
     bench.upstream.on_post("/chunked").reply(chunked);
-    bench.upstream.on_post("/close").reply(Reply::new(200).body("close").until_close());
+    bench
+        .upstream
+        .on_post("/close")
+        .reply(Reply::new(200).body("close").until_close());
     let interim = Reply::new(200).body("interim").interim(103);
     bench.upstream.on_post("/interim").reply(interim);
     let gateway = bench.gateway().start().await;
@@ -293,7 +359,10 @@ async fn framing_is_this_hops_own() {
         first.assert_is(200, "executed");
         let again = gateway.post(path).key(path).send().await;
         again.assert_is(200, "replayed");
-        assert_eq!((first.text(), again.text()), (path[1..].to_owned(), path[1..].to_owned()));
+        assert_eq!(
+            (first.text(), again.text()),
+            (path[1..].to_owned(), path[1..].to_owned())
+        );
     }
     for status in [204, 304] {
         let path = format!("/{status}");
@@ -355,7 +424,12 @@ async fn a_redirect_is_a_decision_and_never_followed() {
 async fn head_and_get_are_not_served_from_a_posts_record() {
     let bench = super::on_sqlite().await;
     let gateway = bench.gateway().start().await;
-    gateway.post("/pay").key("k").send().await.assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("k")
+        .send()
+        .await
+        .assert_is(200, "executed");
     for method in ["HEAD", "GET"] {
         let answer = gateway.call(method, "/pay").key("k").send().await;
         answer.assert_is(200, "");

@@ -19,7 +19,11 @@ async fn assert_not_replayable(bench: &Bench, call: Call, status: u16) {
     for _ in 0..2 {
         let retry = call.clone().send().await;
         retry.assert_problem(409, "response-not-replayable", "replayed");
-        assert!(retry.text().contains(&status.to_string()), "{}", retry.text());
+        assert!(
+            retry.text().contains(&status.to_string()),
+            "{}",
+            retry.text()
+        );
         assert!(retry.decision().is_some());
         assert_eq!(retry.retry_after(), None);
     }
@@ -33,7 +37,10 @@ async fn events_reach_the_first_client_as_they_come(bench: Bench) {
     let gateway = bench.gateway().route("timeout = \"1s\"").start().await;
     let call = gateway.post("/pay").key("k");
     let mut first = call.start().await;
-    let head = first.answer_head().await.expect("the head, before any event");
+    let head = first
+        .answer_head()
+        .await
+        .expect("the head, before any event");
     head.assert_is(200, "executed");
     assert!(head.decision().is_some());
     assert_eq!(bench.database.status("k").await, "completed");
@@ -59,7 +66,11 @@ async fn an_answer_too_long_to_keep_is_passed_on_whole(bench: Bench) {
     let untold = Reply::new(201).body(body.clone()).chunked();
     bench.upstream.on_post("/told").reply(told);
     bench.upstream.on_post("/untold").reply(untold);
-    let gateway = bench.gateway().route("store_body_max = \"64KiB\"").start().await;
+    let gateway = bench
+        .gateway()
+        .route("store_body_max = \"64KiB\"")
+        .start()
+        .await;
     for path in ["/told", "/untold"] {
         let call = gateway.post(path).key(path);
         let first = call.clone().send().await;
@@ -77,13 +88,19 @@ async fn a_stream_that_breaks_off_is_not_run_again(bench: Bench) {
     let gateway = bench.gateway().start().await;
     let call = gateway.post("/pay").key("k");
     let mut first = call.start().await;
-    first.answer_head().await.expect("the head").assert_is(200, "executed");
+    first
+        .answer_head()
+        .await
+        .expect("the head")
+        .assert_is(200, "executed");
     events.send("data: 1\n\n").await;
     assert!(first.chunk().await.expect("a chunk").is_some());
     events.cut(Cut::Rst).await;
-    let end = within(Duration::from_secs(5), "the break is passed on", async || {
-        Some(first.chunk().await)
-    })
+    let end = within(
+        Duration::from_secs(5),
+        "the break is passed on",
+        async || Some(first.chunk().await),
+    )
     .await;
     assert!(end.is_err(), "a break is no end in order");
     assert_not_replayable(&bench, call, 200).await;
@@ -98,7 +115,11 @@ async fn a_stream_without_a_client_holds_nothing_up() {
     let gateway = bench.gateway().start().await;
     let call = gateway.post("/pay").key("k");
     let mut first = call.start().await;
-    first.answer_head().await.expect("the head").assert_is(200, "executed");
+    first
+        .answer_head()
+        .await
+        .expect("the head")
+        .assert_is(200, "executed");
     first.reset();
     let end = async {
         for _ in 0..200 {
@@ -106,7 +127,9 @@ async fn a_stream_without_a_client_holds_nothing_up() {
             crate::support::clock::let_pass(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), end).await.expect("it is read or closed");
+    tokio::time::timeout(Duration::from_secs(10), end)
+        .await
+        .expect("it is read or closed");
     assert_not_replayable(&bench, call, 200).await;
     drop(events);
 }
@@ -126,21 +149,29 @@ async fn unguarded_requests_stream_through() {
     let (reply, pieces) = Reply::pieces();
     bench.upstream.on_get("/events").reply(reply);
     let mut connection = gateway.call("GET", "/events").start().await;
-    connection.answer_head().await.expect("the head").assert_is(200, "");
+    connection
+        .answer_head()
+        .await
+        .expect("the head")
+        .assert_is(200, "");
     pieces.send("a").await;
     let chunk = connection.chunk().await.expect("a chunk before the end");
     assert_eq!(chunk.expect("a chunk"), "a");
     connection.reset();
     within(Duration::from_secs(5), "the upstream is told", async || {
         pieces.send("b").await;
-        tokio::time::timeout(Duration::from_millis(100), pieces.closed()).await.ok()
+        tokio::time::timeout(Duration::from_millis(100), pieces.closed())
+            .await
+            .ok()
     })
     .await;
 
     // Upload: the upstream is called before the body's end.
     let mut upload = gateway.post("/upload").json([b'x'; 1000]).to_bytes();
     let rest = upload.split_off(upload.len() - 500);
-    let mut connection = crate::support::client::Connection::to(gateway.listen()).await.expect("it listens");
+    let mut connection = crate::support::client::Connection::to(gateway.listen())
+        .await
+        .expect("it listens");
     let before = bench.upstream.connections();
     connection.write(&upload).await.expect("it reads");
     eventually("the upstream is called", async || {
@@ -148,5 +179,9 @@ async fn unguarded_requests_stream_through() {
     })
     .await;
     connection.write(&rest).await.expect("it reads");
-    connection.answer().await.expect("an answer").assert_is(200, "");
+    connection
+        .answer()
+        .await
+        .expect("an answer")
+        .assert_is(200, "");
 }

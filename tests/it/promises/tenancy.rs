@@ -15,7 +15,9 @@ each_store!(
 );
 
 fn by_header(bench: &Bench) -> Setup {
-    bench.gateway().section("tenant", r#"source = "header:x-tenant""#)
+    bench
+        .gateway()
+        .section("tenant", r#"source = "header:x-tenant""#)
 }
 
 async fn tenants_do_not_share_keys(bench: Bench) {
@@ -39,7 +41,10 @@ async fn tenants_do_not_share_keys(bench: Bench) {
     let free = gateway.post("/pay").send().await;
     free.assert_is(200, "");
     let doubled = call("one").header("X-Tenant", "two").send().await;
-    assert!(doubled.status >= 400 && doubled.idempotency() == "refused", "{doubled:?}");
+    assert!(
+        doubled.status >= 400 && doubled.idempotency() == "refused",
+        "{doubled:?}"
+    );
     let records = bench.database.records().await;
     let tenants: Vec<_> = records.iter().map(|record| &*record.tenant).collect();
     assert_eq!(tenants, ["one", "two"]);
@@ -58,7 +63,10 @@ async fn pools_do_not_share_keys(bench: Bench) {
         call.clone().send().await.assert_is(200, "executed");
         call.send().await.assert_is(200, "replayed");
     }
-    assert_eq!((bench.upstream.executions("k"), other.executions("k")), (1, 1));
+    assert_eq!(
+        (bench.upstream.executions("k"), other.executions("k")),
+        (1, 1)
+    );
     let records = bench.database.records().await;
     let pools: Vec<_> = records.iter().map(|record| &*record.pool).collect();
     assert_eq!(pools, ["main", "other"]);
@@ -66,7 +74,13 @@ async fn pools_do_not_share_keys(bench: Bench) {
 
 async fn no_delimiter_joins_tenant_and_key(bench: Bench) {
     let gateway = by_header(&bench).start().await;
-    let pairs = [("a:b", "c"), ("a", "b:c"), ("a/b", "c"), ("a", "b/c"), ("a|main", "c")];
+    let pairs = [
+        ("a:b", "c"),
+        ("a", "b:c"),
+        ("a/b", "c"),
+        ("a", "b/c"),
+        ("a|main", "c"),
+    ];
     for (tenant, key) in pairs {
         let call = gateway.post("/pay").key(key).header("X-Tenant", tenant);
         call.send().await.assert_is(200, "executed");
@@ -76,17 +90,31 @@ async fn no_delimiter_joins_tenant_and_key(bench: Bench) {
 
 async fn credentials_are_told_apart_and_not_kept(bench: Bench) {
     bench.allow_reruns();
-    let setup = bench.gateway().section("tenant", r#"source = "credential""#);
+    let setup = bench
+        .gateway()
+        .section("tenant", r#"source = "credential""#);
     let mut gateway = setup.start().await;
     let call = |gateway: &TestGateway, token: &str| {
         let call = gateway.post("/pay").key("k");
         call.header("Authorization", format!("Bearer {token}"))
     };
-    call(&gateway, "sesame-1").send().await.assert_is(200, "executed");
-    call(&gateway, "sesame-2").send().await.assert_is(200, "executed");
-    call(&gateway, "sesame-1").send().await.assert_is(200, "replayed");
+    call(&gateway, "sesame-1")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    call(&gateway, "sesame-2")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    call(&gateway, "sesame-1")
+        .send()
+        .await
+        .assert_is(200, "replayed");
     gateway.restart().await;
-    call(&gateway, "sesame-2").send().await.assert_is(200, "replayed");
+    call(&gateway, "sesame-2")
+        .send()
+        .await
+        .assert_is(200, "replayed");
     let none = gateway.post("/pay").key("k").send().await;
     none.assert_problem(401, "tenant-missing", "refused");
     let dump = bench.database.dump().await;
@@ -130,11 +158,23 @@ async fn cookie_sessions_are_told_apart() {
 
 async fn a_tenant_cannot_block_anothers_key(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").once().reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .once()
+        .reply(Reply::new(201).hold(&gate));
     let gateway = by_header(&bench).start().await;
-    let call = |tenant: &str| gateway.post("/pay").key("order-1").header("X-Tenant", tenant);
+    let call = |tenant: &str| {
+        gateway
+            .post("/pay")
+            .key("order-1")
+            .header("X-Tenant", tenant)
+    };
     let squatter = call("squatter").begin();
-    bench.upstream.until(|state| state.executions("order-1") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("order-1") == 1)
+        .await;
     call("victim").send().await.assert_is(200, "executed");
     gate.open();
     squatter.answer().await.assert_is(201, "executed");
@@ -146,17 +186,47 @@ async fn secrets_and_bodies_stay_out_of_log_and_metrics(bench: Bench) {
     let call = || {
         let call = gateway.post("/pay?token=hush-query").key("hush-key");
         let call = call.header("X-Tenant", "hush-tenant");
-        call.header("Authorization", "Bearer hush-token").header("Cookie", "s=hush-cookie")
+        call.header("Authorization", "Bearer hush-token")
+            .header("Cookie", "s=hush-cookie")
     };
-    bench.upstream.on_post("/pay").once().answer(200, "hush-answer");
-    call().json("hush-body").send().await.assert_is(200, "executed");
-    call().json("hush-body").send().await.assert_is(200, "replayed");
-    call().json("hush-other").send().await.assert_is(422, "mismatch");
+    bench
+        .upstream
+        .on_post("/pay")
+        .once()
+        .answer(200, "hush-answer");
+    call()
+        .json("hush-body")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    call()
+        .json("hush-body")
+        .send()
+        .await
+        .assert_is(200, "replayed");
+    call()
+        .json("hush-other")
+        .send()
+        .await
+        .assert_is(422, "mismatch");
     let broken = Reply::new(200).cut_after(0, crate::support::upstream::Cut::Rst);
     bench.upstream.on_post("/broken").reply(broken);
-    let failing = gateway.post("/broken").key("hush-key-2").header("X-Tenant", "hush-tenant");
-    failing.json("hush-body").send().await.assert_is(502, "unknown");
-    for secret in ["hush-token", "hush-cookie", "hush-body", "hush-other", "hush-answer"] {
+    let failing = gateway
+        .post("/broken")
+        .key("hush-key-2")
+        .header("X-Tenant", "hush-tenant");
+    failing
+        .json("hush-body")
+        .send()
+        .await
+        .assert_is(502, "unknown");
+    for secret in [
+        "hush-token",
+        "hush-cookie",
+        "hush-body",
+        "hush-other",
+        "hush-answer",
+    ] {
         assert!(!gateway.log_holds(secret), "{secret} is in the log");
     }
     let metrics = gateway.metrics().await;
@@ -191,21 +261,50 @@ async fn a_server_without_a_tenant_source_refuses_to_start() {
 async fn the_fixed_metrics_are_told() {
     let bench = super::on_sqlite().await;
     let gateway = bench.gateway().start().await;
-    gateway.post("/pay").key("k").send().await.assert_is(200, "executed");
-    gateway.post("/pay").key("k").send().await.assert_is(200, "replayed");
+    gateway
+        .post("/pay")
+        .key("k")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("k")
+        .send()
+        .await
+        .assert_is(200, "replayed");
     let metrics = gateway.metrics().await;
     for (name, labels, value) in [
-        ("oncegate_guarded_requests_total", &[("pool", "main"), ("status", "executed")][..], 1.0),
-        ("oncegate_guarded_requests_total", &[("pool", "main"), ("status", "replayed")], 1.0),
-        ("oncegate_upstream_calls_total", &[("pool", "main"), ("outcome", "answered")], 1.0),
+        (
+            "oncegate_guarded_requests_total",
+            &[("pool", "main"), ("status", "executed")][..],
+            1.0,
+        ),
+        (
+            "oncegate_guarded_requests_total",
+            &[("pool", "main"), ("status", "replayed")],
+            1.0,
+        ),
+        (
+            "oncegate_upstream_calls_total",
+            &[("pool", "main"), ("outcome", "answered")],
+            1.0,
+        ),
         ("oncegate_upstream_seconds_count", &[("pool", "main")], 1.0),
         ("oncegate_waiters", &[], 0.0),
         ("oncegate_unknown_records", &[], 0.0),
     ] {
-        assert!((metrics.sum(name, labels) - value).abs() < 0.1, "{name}{labels:?}: {metrics:?}");
+        assert!(
+            (metrics.sum(name, labels) - value).abs() < 0.1,
+            "{name}{labels:?}: {metrics:?}"
+        );
     }
     let names: std::collections::BTreeSet<_> = metrics.names().collect();
-    for name in ["oncegate_waiters", "oncegate_unknown_records", "oncegate_store_seconds_count"] {
+    for name in [
+        "oncegate_waiters",
+        "oncegate_unknown_records",
+        "oncegate_store_seconds_count",
+    ] {
         assert!(names.contains(name), "{name}");
     }
     for path in ["/healthz", "/readyz"] {
@@ -214,7 +313,10 @@ async fn the_fixed_metrics_are_told() {
     }
     for path in ["/metrics", "/healthz", "/readyz"] {
         let public = gateway.call("GET", path).send().await;
-        assert_eq!(public.text(), format!("{{\"execution\":{}}}", bench.upstream.requests().len()));
+        assert_eq!(
+            public.text(),
+            format!("{{\"execution\":{}}}", bench.upstream.requests().len())
+        );
     }
     let closed = gateway.admin_call("GET", "/v1/records").send().await;
     assert_eq!(closed.status, 401);

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::Executor as _;
 use ::time::OffsetDateTime;
 use ::time::format_description::well_known::Rfc3339;
+use sqlx::Executor as _;
 
 use super::duplicates::assert_one_executed;
-use crate::support::client::send_all;
+use crate::support::client::{Call, send_all};
 use crate::support::clock::{eventually, let_pass};
 use crate::support::gateway::{Bench, TestGateway};
 use crate::support::rows::{Database, postgres};
@@ -33,10 +33,13 @@ async fn two(bench: &Bench) -> [TestGateway; 2] {
 
 async fn two_hundred_duplicates_run_once(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let gateways = two(&bench).await;
     let calls = (0..200).map(|n| gateways[n % 2].post("/pay").key("k"));
-    let begun: Vec<_> = calls.map(|call| call.begin()).collect();
+    let begun: Vec<_> = calls.map(Call::begin).collect();
     eventually("199 are parked", async || {
         let mut parked = 0.0;
         for gateway in &gateways {
@@ -73,11 +76,17 @@ async fn a_thousand_keys_raced_by_two_gateways_run_a_thousand_times(bench: Bench
 
 async fn waits_on_the_other(bench: &Bench, poll: &str) -> Duration {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let gateway = || bench.gateway().section("store", poll);
     let (one, other) = (gateway().start().await, gateway().start().await);
     let first = one.post("/pay").key("k").begin();
-    bench.upstream.until(|state| state.executions("k") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
     let duplicate = other.post("/pay").key("k").begin();
     other.until_parked(1).await;
     // The mark that asks for a hint is written just after parking.
@@ -150,8 +159,12 @@ async fn an_expired_key_is_taken_over_once(bench: Bench) {
 async fn generations_of_a_short_lived_key_never_overlap(bench: Bench) {
     bench.allow_reruns();
     let setup = || {
-        let setup = bench.gateway().section("store", "purge_interval = \"50ms\"");
-        setup.route("valid_for = \"1s\"").section("limits", "cache_trust = \"1s\"")
+        let setup = bench
+            .gateway()
+            .section("store", "purge_interval = \"50ms\"");
+        setup
+            .route("valid_for = \"1s\"")
+            .section("limits", "cache_trust = \"1s\"")
     };
     let gateways = [setup().start().await, setup().start().await];
     let start = Instant::now();
@@ -245,7 +258,11 @@ async fn a_decision_made_here_is_replayed_there(bench: Bench) {
 }
 
 async fn one_connection_to_the_store_is_enough(bench: Bench) {
-    let gateway = bench.gateway().section("store", "connections_max = 1").start().await;
+    let gateway = bench
+        .gateway()
+        .section("store", "connections_max = 1")
+        .start()
+        .await;
     let calls = (0..60).map(|n| gateway.post("/pay").key(format!("k{}", n / 3)));
     for answers in send_all(calls).await.chunks(3) {
         assert_one_executed(answers);

@@ -75,7 +75,9 @@ async fn a_waiter_takes_over_when_nothing_was_sent(bench: Bench) {
     let gateway = bench.gateway().pool(&pool).start().await;
     let first = gateway.post("/pay").key("k").begin();
     gateway.until_metric("oncegate_owners", &[], 1.0).await;
-    let others: Vec<_> = (0..4).map(|_| gateway.post("/pay").key("k").begin()).collect();
+    let others: Vec<_> = (0..4)
+        .map(|_| gateway.post("/pay").key("k").begin())
+        .collect();
     gateway.until_parked(4).await;
     let first = first.answer().await;
     assert_not_sent(&first, 504, "upstream-timeout");
@@ -101,7 +103,10 @@ async fn a_broken_connection_is_unknown_and_never_sent_again(bench: Bench) {
         ("reset-in-head", Reply::new(201).cut_after(10, Cut::Rst)),
         ("fin-in-head", Reply::new(201).cut_after(10, Cut::Fin)),
         ("garbage", Reply::raw("SSH-2.0-x\r\n\r\n")),
-        ("two-lengths", Reply::raw("HTTP/1.1 201 C\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab")),
+        (
+            "two-lengths",
+            Reply::raw("HTTP/1.1 201 C\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+        ),
     ];
     for (way, reply) in ways {
         let path = format!("/{way}");
@@ -114,23 +119,39 @@ async fn a_broken_connection_is_unknown_and_never_sent_again(bench: Bench) {
         assert_eq!(bench.upstream.executions(way), 1, "{way}");
     }
     // A reused connection makes no difference once a byte was written.
-    gateway.post("/free").key("warm").send().await.assert_is(200, "executed");
-    bench.upstream.on_post("/reused").reply(Reply::new(201).cut_after(0, Cut::Rst));
+    gateway
+        .post("/free")
+        .key("warm")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    bench
+        .upstream
+        .on_post("/reused")
+        .reply(Reply::new(201).cut_after(0, Cut::Rst));
     let call = gateway.post("/reused").key("reused");
     let first = call.clone().send().await;
     first.assert_problem(502, "outcome-unknown", "unknown");
     assert_unknown(&bench, call, "reused").await;
-    gateway.until_metric("oncegate_unknown_records", &[], 7.0).await;
+    gateway
+        .until_metric("oncegate_unknown_records", &[], 7.0)
+        .await;
 }
 
 async fn an_answer_that_comes_too_late_is_unknown(bench: Bench) {
     let gate = Gate::closed();
-    bench.upstream.on_post("/pay").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
     let gateway = bench.gateway().route("timeout = \"700ms\"").start().await;
     let call = gateway.post("/pay").key("k");
     let duplicate = {
         let first = call.clone().begin();
-        bench.upstream.until(|state| state.executions("k") == 1).await;
+        bench
+            .upstream
+            .until(|state| state.executions("k") == 1)
+            .await;
         let duplicate = call.clone().begin();
         let first = first.answer().await;
         first.assert_problem(504, "outcome-unknown", "unknown");
@@ -146,7 +167,10 @@ async fn an_answer_that_comes_too_late_is_unknown(bench: Bench) {
 async fn an_answer_that_comes_while_the_owner_lingers_is_kept(bench: Bench) {
     let gate = Gate::closed();
     let reply = Reply::new(201).header("Content-Type", "text/csv; charset=iso-8859-1");
-    bench.upstream.on_post("/pay").reply(reply.body(&b"caf\xe9"[..]).hold(&gate));
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(reply.body(&b"caf\xe9"[..]).hold(&gate));
     let route = "timeout = \"500ms\"\nlinger = \"20s\"";
     let gateway = bench.gateway().route(route).start().await;
     let call = gateway.post("/pay").key("k");
@@ -159,7 +183,10 @@ async fn an_answer_that_comes_while_the_owner_lingers_is_kept(bench: Bench) {
     gate.open();
     let late = waiting.answer().await;
     assert!(late.status == 201 && late.replayed(), "{late:?}");
-    assert_eq!(late.header("content-type").as_deref(), Some("text/csv; charset=iso-8859-1"));
+    assert_eq!(
+        late.header("content-type").as_deref(),
+        Some("text/csv; charset=iso-8859-1")
+    );
     assert_eq!(late.body, &b"caf\xe9"[..]);
     call.send().await.assert_is(201, "replayed");
 }
@@ -169,7 +196,12 @@ async fn an_answer_that_breaks_off_is_never_a_clean_one(bench: Bench) {
     let ways = [
         ("short", Reply::new(200).body("abc").claim_length(10)),
         ("unended", Reply::new(200).body("abc").chunked_without_end()),
-        ("reset", Reply::new(200).body([b'x'; 2000].to_vec()).cut_after(1000, Cut::Rst)),
+        (
+            "reset",
+            Reply::new(200)
+                .body([b'x'; 2000].to_vec())
+                .cut_after(1000, Cut::Rst),
+        ),
     ];
     for (way, reply) in ways {
         let path = format!("/{way}");
@@ -203,8 +235,14 @@ async fn a_route_may_send_again_with_the_same_key(bench: Bench) {
         call.send().await.assert_is(200, "replayed");
         let mut requests = bench.upstream.requests();
         requests.retain(|seen| seen.path() == path);
-        let keys: Vec<_> = requests.iter().map(|seen| seen.header("idempotency-key")).collect();
-        assert!(keys.len() == 2 && keys[0] == keys[1] && !keys[0].is_empty(), "{keys:?}");
+        let keys: Vec<_> = requests
+            .iter()
+            .map(|seen| seen.header("idempotency-key"))
+            .collect();
+        assert!(
+            keys.len() == 2 && keys[0] == keys[1] && !keys[0].is_empty(),
+            "{keys:?}"
+        );
         assert_eq!(requests[0].sha256, requests[1].sha256);
     }
 }
@@ -268,7 +306,12 @@ async fn other_targets_are_tried_before_giving_up() {
 async fn a_connection_closed_while_idle_loses_nothing() {
     let bench = super::on_sqlite().await;
     let gateway = bench.gateway().start().await;
-    gateway.post("/pay").key("first").send().await.assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("first")
+        .send()
+        .await
+        .assert_is(200, "executed");
     for (key, cut) in [("fin", Cut::Fin), ("rst", Cut::Rst)] {
         bench.upstream.cut_idle(cut).await;
         let answer = gateway.post("/pay").key(key).send().await;
@@ -283,16 +326,35 @@ async fn a_connection_that_closes_into_a_request_is_sent_at_most_once() {
     let bench = super::on_sqlite().await;
     let gateway = bench.gateway().start().await;
     let mut unknown = 0;
-    for (n, cut) in [Cut::Fin, Cut::Rst].into_iter().cycle().take(10).enumerate() {
+    for (n, cut) in [Cut::Fin, Cut::Rst]
+        .into_iter()
+        .cycle()
+        .take(10)
+        .enumerate()
+    {
         let key = format!("k{n}");
-        gateway.post("/pay").key(format!("warm{n}")).send().await.assert_is(200, "executed");
-        bench.upstream.break_next_request(if n < 4 { 0 } else { 60 }, cut);
-        let answer = gateway.post("/pay").key(&key).json([b'x'; 500]).send().await;
+        gateway
+            .post("/pay")
+            .key(format!("warm{n}"))
+            .send()
+            .await
+            .assert_is(200, "executed");
+        bench
+            .upstream
+            .break_next_request(if n < 4 { 0 } else { 60 }, cut);
+        let answer = gateway
+            .post("/pay")
+            .key(&key)
+            .json([b'x'; 500])
+            .send()
+            .await;
         answer.assert_problem(502, "outcome-unknown", "unknown");
         unknown += 1;
         assert_eq!(bench.upstream.executions(&key), 0);
     }
-    gateway.until_metric("oncegate_unknown_records", &[], f64::from(unknown)).await;
+    gateway
+        .until_metric("oncegate_unknown_records", &[], f64::from(unknown))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -300,11 +362,18 @@ async fn http2_tells_what_was_not_processed() {
     let bench = Bench::with(Kind::Sqlite, Upstream::start_http2().await).await;
     let gateway = bench.gateway().pool("http2 = true").start().await;
 
-    bench.upstream.on_post("/refused").once().reply(Reply::refuse_stream());
+    bench
+        .upstream
+        .on_post("/refused")
+        .once()
+        .reply(Reply::refuse_stream());
     let refused = gateway.post("/refused").key("refused").send().await;
     if refused.idempotency() != "executed" {
         assert_eq!(refused.idempotency(), "refused", "{refused:?}");
-        assert_eq!(bench.database.status("refused").await, "failed_before_commit");
+        assert_eq!(
+            bench.database.status("refused").await,
+            "failed_before_commit"
+        );
     }
     let retry = gateway.post("/refused").key("refused").send().await;
     assert_eq!(retry.status, 200);
@@ -343,17 +412,28 @@ async fn a_goaway_is_unknown_only_when_it_covers_the_stream() {
 async fn a_request_that_finds_no_room_is_not_sent() {
     let bench = super::on_sqlite().await;
     let gate = Gate::closed();
-    bench.upstream.on_post("/slow").reply(Reply::new(201).hold(&gate));
+    bench
+        .upstream
+        .on_post("/slow")
+        .reply(Reply::new(201).hold(&gate));
     let pool = "connections_max = 1\nqueue_timeout = \"200ms\"";
     let gateway = bench.gateway().pool(pool).start().await;
     let first = gateway.post("/slow").key("a").begin();
-    bench.upstream.until(|state| state.executions("a") == 1).await;
+    bench
+        .upstream
+        .until(|state| state.executions("a") == 1)
+        .await;
     let full = gateway.post("/pay").key("b").send().await;
     assert_not_sent(&full, 503, "upstream-unreachable");
     assert_eq!(bench.database.status("b").await, "failed_before_commit");
     gate.open();
     first.answer().await.assert_is(201, "executed");
-    gateway.post("/pay").key("b").send().await.assert_is(200, "executed");
+    gateway
+        .post("/pay")
+        .key("b")
+        .send()
+        .await
+        .assert_is(200, "executed");
 }
 
 /// Headers in time and a body drop by drop: the time-out covers the whole call.
@@ -370,7 +450,11 @@ async fn a_dripping_answer_ends_at_the_timeout() {
         drip.send("x").await;
         crate::support::clock::let_pass(Duration::from_millis(50)).await;
     }
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        start.elapsed()
+    );
     let first = first.answer().await;
     first.assert_problem(504, "outcome-unknown", "unknown");
     assert_unknown(&bench, call, "k").await;

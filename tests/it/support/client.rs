@@ -457,7 +457,9 @@ impl Http2 {
     /// Connects with prior knowledge.
     pub async fn to(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.expect("it listens");
-        let (sender, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+        let (sender, connection) = h2::client::handshake(stream)
+            .await
+            .expect("it speaks HTTP/2");
         let driver = TaskTracker::new().spawn(async move {
             let _ended = connection.await;
         });

@@ -14,11 +14,7 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> 
 }
 
 /// Looks until `look` gives a value. Panics after `limit`, saying `what` never came.
-pub async fn within<T>(
-    limit: Duration,
-    what: &str,
-    mut look: impl AsyncFnMut() -> Option<T>,
-) -> T {
+pub async fn within<T>(limit: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = look().await {

@@ -83,12 +83,18 @@ impl Database {
             Self::Sqlite(path) => {
                 let mut connection = sqlite(path).await;
                 let rows = connection.fetch_all(RECORDS_SQLITE).await;
-                rows.expect("the table is there").iter().map(from_sqlite).collect()
+                rows.expect("the table is there")
+                    .iter()
+                    .map(from_sqlite)
+                    .collect()
             }
             Self::Postgres(database) => {
                 let mut connection = postgres(database).await;
                 let rows = connection.fetch_all(RECORDS_POSTGRES).await;
-                rows.expect("the table is there").iter().map(from_postgres).collect()
+                rows.expect("the table is there")
+                    .iter()
+                    .map(from_postgres)
+                    .collect()
             }
         }
     }
@@ -154,9 +160,7 @@ impl Database {
                 let mut dump = Vec::new();
                 for table in tables {
                     let table: String = table.get(0);
-                    let all = format!(
-                        "select convert_to(t::text, 'utf8') from {table} t"
-                    );
+                    let all = format!("select convert_to(t::text, 'utf8') from {table} t");
                     let rows = connection.fetch_all(AssertSqlSafe(all)).await;
                     for row in rows.expect("rows") {
                         dump.extend(row.get::<Vec<u8>, _>(0));
@@ -165,14 +169,6 @@ impl Database {
                 }
                 dump
             }
-        }
-    }
-
-    /// The file of a SQLite database.
-    pub fn path(&self) -> &Path {
-        match self {
-            Self::Sqlite(path) => path,
-            Self::Postgres(_) => panic!("PostgreSQL has no file"),
         }
     }
 }
