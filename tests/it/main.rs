@@ -1,7 +1,11 @@
 //! All integration tests, as one binary.
 
-#![expect(clippy::unwrap_used, reason = "a test that can't go on fails there")]
+#![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod admin;
+mod openapi;
 mod promises;
+mod store_conformance;
 mod support;
 mod tidy;
+mod upkeep;
