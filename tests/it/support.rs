@@ -4,6 +4,7 @@ pub mod blackhole;
 pub mod client;
 pub mod clock;
 pub mod gateway;
+pub mod metrics;
 pub mod postgres;
 pub mod process;
 pub mod rows;

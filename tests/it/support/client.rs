@@ -269,3 +269,69 @@ pub async fn send_all(calls: impl IntoIterator<Item = Call>) -> Vec<Answer> {
     }
     answers
 }
+
+/// The client keeps its own promises, against the scripted upstream.
+mod selftest {
+    use super::*;
+    use crate::support::upstream::{Cut, Reply, Upstream};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_reads_every_framing() {
+        let upstream = Upstream::start().await;
+        let reply = Reply::new(201)
+            .header("Link", "a")
+            .header("Link", "b")
+            .body("abc");
+        upstream.on_post("/length").reply(reply.clone());
+        upstream
+            .on_post("/chunked")
+            .reply(reply.clone().trailer("X-T", "1"));
+        upstream.on_post("/close").reply(reply.until_close());
+        for path in ["/length", "/chunked", "/close"] {
+            let answer = Call::new(upstream.address(), "POST", path)
+                .json("{}")
+                .send()
+                .await;
+            assert_eq!((answer.status, answer.text()), (201, "abc".to_owned()));
+            assert_eq!(answer.header_lines("link"), ["a", "b"]);
+        }
+        let head = Call::new(upstream.address(), "HEAD", "/head").send().await;
+        assert_eq!((head.status, head.body.len()), (200, 0));
+        let chunked = Call::new(upstream.address(), "POST", "/sent")
+            .json("xyz")
+            .chunked();
+        chunked.send().await;
+        let seen = upstream.requests();
+        assert_eq!(seen.last().unwrap().body, b"xyz");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_takes_no_broken_answer_for_a_whole_one() {
+        let upstream = Upstream::start().await;
+        let two = "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n";
+        let broken = [
+            Reply::new(200).body("abc").claim_length(9),
+            Reply::new(200).body("abc").chunked_without_end(),
+            Reply::new(200).cut_after(5, Cut::Rst),
+            Reply::raw(two),
+        ];
+        for reply in broken {
+            upstream.on_post("/").reply(reply);
+            let answer = Call::new(upstream.address(), "POST", "/").try_send().await;
+            assert!(answer.is_err(), "{answer:?}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_speaks_http2() {
+        let upstream = Upstream::start_http2().await;
+        upstream.on_post("/").answer(201, vec![b'x'; 200_000]);
+        let http2 = Http2::to(upstream.address()).await;
+        let call = Call::new(upstream.address(), "POST", "/")
+            .key("k")
+            .json("{}");
+        let answer = http2.send(&call).await;
+        assert_eq!((answer.status, answer.body.len()), (201, 200_000));
+        assert_eq!(upstream.executions("k"), 1);
+    }
+}

@@ -18,6 +18,7 @@ use toml::Table;
 
 use super::client::Call;
 use super::clock::{PATIENCE, eventually};
+use super::metrics::Metrics;
 use super::process::{Process, scratch};
 use super::rows::{Database, Kind};
 use super::upstream::Upstream;
@@ -419,62 +420,10 @@ fn scrape(admin: SocketAddr) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// What `/metrics` said.
-#[derive(Debug)]
-pub struct Metrics(Vec<Sample>);
-
-#[derive(Debug)]
-struct Sample {
-    name: String,
-    labels: BTreeMap<String, String>,
-    value: f64,
-}
-
-impl Metrics {
-    fn read(text: &str) -> Self {
-        Self(text.lines().filter_map(sample).collect())
-    }
-
-    /// The sum of all samples with this name and these labels.
-    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let samples = self.0.iter().filter(|sample| sample.name == name);
-        samples
-            .filter(|sample| {
-                let has = |(label, value): &(&str, &str)| {
-                    sample.labels.get(*label).is_some_and(|have| have == value)
-                };
-                labels.iter().all(has)
-            })
-            .map(|sample| sample.value)
-            .sum()
-    }
-
-    /// Every name.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|sample| sample.name.as_str())
-    }
-
-    /// Every value of every label.
-    pub fn label_values(&self) -> impl Iterator<Item = &str> {
-        let labels = self.0.iter().flat_map(|sample| sample.labels.values());
-        labels.map(String::as_str)
-    }
-}
-
-fn sample(line: &str) -> Option<Sample> {
-    if line.starts_with('#') {
-        return None;
-    }
-    let (series, value) = line.rsplit_once(' ')?;
-    let value = value.parse().ok()?;
-    let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-    let labels = labels.strip_suffix('}')?.split("\",").filter_map(|pair| {
-        let (label, value) = pair.split_once("=\"")?;
-        Some((label.to_owned(), value.trim_end_matches('"').to_owned()))
-    });
-    Some(Sample {
-        name: name.to_owned(),
-        labels: labels.collect(),
-        value,
-    })
+#[test]
+fn the_log_line_is_read() {
+    let line = r#"{"level":"INFO","fields":{"message":"listening","listen":"127.0.0.1:1","admin":"127.0.0.1:2"}}"#;
+    let (listen, admin) = listening(line).unwrap();
+    assert_eq!((listen.port(), admin.port()), (1, 2));
+    assert_eq!(listening("listening"), None);
 }
