@@ -9,6 +9,7 @@ pub mod coding;
 pub mod exchange;
 pub mod guard;
 pub mod tenant;
+pub mod upstream;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -18,60 +19,6 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A body of whatever kind, on its way through.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
-pub mod upstream {
-    use super::*;
-    use crate::domain::scope::PoolId;
-    pub enum OutBody {
-        Full(Bytes),
-        Stream(Body),
-    }
-    #[derive(PartialEq, Debug)]
-    pub enum Sent {
-        No,
-        Maybe,
-    }
-    #[derive(PartialEq, Debug)]
-    pub enum SendErrorKind {
-        ConnectTimeout,
-        NoRoom,
-        X,
-    }
-    #[derive(Debug, thiserror::Error)]
-    #[error("x")]
-    pub struct SendError {
-        pub sent: Sent,
-        pub kind: SendErrorKind,
-    }
-    impl SendError {
-        pub fn not_sent(kind: SendErrorKind) -> Self {
-            Self {
-                sent: Sent::No,
-                kind,
-            }
-        }
-    }
-    pub struct SendProgress;
-    impl SendProgress {
-        pub fn new() -> Self {
-            Self
-        }
-        pub fn give_up(&self) -> bool {
-            true
-        }
-    }
-    #[derive(Clone)]
-    pub struct Upstreams;
-    impl Upstreams {
-        pub async fn send(
-            &self,
-            _: &PoolId,
-            _: http::Request<OutBody>,
-            _: &SendProgress,
-        ) -> Result<http::Response<Body>, SendError> {
-            loop {}
-        }
-    }
-}
 pub mod capture {
     use super::*;
     use std::time::Duration;

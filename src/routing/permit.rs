@@ -1,8 +1,7 @@
 //! The right to call the upstream, as a value.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,15 +24,21 @@ pub struct Permit {
     pub(super) lease: Duration,
     pub(super) valid_for: Duration,
     pub(super) claimed_at: Instant,
-    /// The lease counts from here: the moment before the last confirmed claim or heartbeat.
-    held_since: Mutex<Instant>,
-    stale: AtomicBool,
+    clock: Arc<LeaseClock>,
     settled: bool,
     #[expect(
         dead_code,
         reason = "held for its drop: followers wait for as long as it lives"
     )]
     leader: Leader,
+}
+
+/// How a lease stands, counted on this process's monotonic clock from before the claim or the
+/// heartbeat was sent: if it holds here, it certainly holds in the store.
+pub struct LeaseClock {
+    held_since: Mutex<Instant>,
+    lease: Duration,
+    stale: AtomicBool,
 }
 
 /// What a permit is made from.
@@ -61,18 +66,26 @@ impl Permit {
             lease: won.lease,
             valid_for: won.valid_for,
             claimed_at: won.claimed_at,
-            held_since: Mutex::new(won.claimed_at),
-            stale: AtomicBool::new(false),
+            clock: Arc::new(LeaseClock {
+                held_since: Mutex::new(won.claimed_at),
+                lease: won.lease,
+                stale: AtomicBool::new(false),
+            }),
             settled: false,
             leader,
         }
     }
 
-    /// Whether the lease certainly still holds, counted on this process's monotonic clock from
-    /// before the claim was sent. Once it does not, nothing may be sent to the upstream.
+    /// Tells, also without the permit, whether the lease still holds.
+    #[must_use]
+    pub fn lease_clock(&self) -> Arc<LeaseClock> {
+        Arc::clone(&self.clock)
+    }
+
+    /// Whether anything may be sent to the upstream.
     #[must_use]
     pub fn may_send(&self) -> bool {
-        !self.stale.load(Ordering::Relaxed) && self.held_since().elapsed() < self.lease
+        self.clock.holds()
     }
 
     /// Which record.
@@ -88,22 +101,27 @@ impl Permit {
     }
 
     pub(super) fn renewed(&self, at: Instant) {
-        *self.lock() = at;
+        *self.clock.held_since() = at;
     }
 
     pub(super) fn lost(&self) {
-        self.stale.store(true, Ordering::Relaxed);
+        self.clock.stale.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn mark_settled(&mut self) {
         self.settled = true;
     }
+}
 
-    fn held_since(&self) -> Instant {
-        *self.lock()
+impl LeaseClock {
+    /// Whether the lease certainly still holds. Once it does not, nothing may be sent to the
+    /// upstream any more.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        !self.stale.load(Ordering::Relaxed) && self.held_since().elapsed() < self.lease
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Instant> {
+    fn held_since(&self) -> MutexGuard<'_, Instant> {
         self.held_since
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

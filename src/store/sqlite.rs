@@ -46,7 +46,7 @@ use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
 };
-use crate::domain::fingerprint::Secret;
+use crate::domain::secret::Secret;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,

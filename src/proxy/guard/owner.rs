@@ -15,7 +15,7 @@ use super::super::Body;
 use super::super::answer::{Answer, Status, full};
 use super::super::exchange::{self, Exchange};
 use super::super::forward;
-use super::super::upstream::{SendError, SendErrorKind, SendProgress};
+use super::super::upstream::{SendError, SendErrorKind, SendProgress, Sent};
 use super::{Guard, Guarded, Reply};
 use crate::domain::message::Recorded;
 use crate::domain::policy::{ForwardKey, KeySource, Policy};
@@ -46,23 +46,22 @@ impl Guard {
     /// Calls the upstream under `permit`, settles and replies.
     pub(super) async fn own(&self, permit: Permit, guarded: Guarded, reply: Reply) {
         let policy = guarded.ask.policy.clone();
-        let progress = SendProgress::new();
+        let lease = permit.lease_clock();
+        let progress = SendProgress::only_if(move || lease.holds());
         let request = self.outgoing(&permit, &guarded);
         let began = Instant::now();
+        let limit = policy.store_body_bytes_max;
         let exchange = {
-            let limit = policy.store_body_bytes_max;
             let call = exchange::call(&self.0.upstreams, &policy.pool, request, &progress, limit);
             tokio::pin!(call);
-            match self.listen(&permit, call.as_mut(), policy.timeout).await {
-                Some(exchange) => Some(exchange),
-                None if progress.give_up() => None,
-                None if policy.linger.is_zero() || self.0.cutoff.is_cancelled() => None,
-                None => {
-                    reply.send(Answer::problem(timed_out(), Status::Unknown));
-                    let late = self.listen(&permit, call, policy.linger).await;
-                    return self.settle_late(permit, &guarded, late, began).await;
-                }
+            let exchange = self.listen(&permit, call.as_mut(), policy.timeout).await;
+            let lingers = !policy.linger.is_zero() && !self.0.cutoff.is_cancelled();
+            if exchange.is_none() && progress.abandon() == Sent::Maybe && lingers {
+                reply.send(Answer::problem(timed_out(), Status::Unknown));
+                let late = self.listen(&permit, call, policy.linger).await;
+                return self.settle_late(permit, &guarded, late, began).await;
             }
+            exchange
         };
         let exchange = exchange.unwrap_or_else(|| unanswered(&progress));
         observe(&policy, &exchange, began);
@@ -151,15 +150,14 @@ impl Guard {
     }
 }
 
-/// The time was over before an answer began.
+/// The time was over before a whole answer was there.
 fn unanswered(progress: &SendProgress) -> Exchange {
-    if progress.give_up() {
-        Exchange::NotSent(SendError::not_sent(SendErrorKind::ConnectTimeout))
-    } else {
-        Exchange::Broken {
+    match progress.abandon() {
+        Sent::No => Exchange::NotSent(SendError::unsent(SendErrorKind::Abandoned)),
+        Sent::Maybe => Exchange::Broken {
             cause: Box::new(TimedOut),
             status: None,
-        }
+        },
     }
 }
 
@@ -247,8 +245,8 @@ fn observe(policy: &Policy, exchange: &Exchange, began: Instant) {
 /// Nothing reached the upstream: what kept it.
 fn not_sent(error: &SendError) -> Problem {
     let kind = match error.kind {
-        SendErrorKind::ConnectTimeout => Kind::UpstreamTimeout,
-        SendErrorKind::NoRoom => Kind::UpstreamUnavailable,
+        SendErrorKind::ConnectTimeout | SendErrorKind::Abandoned => Kind::UpstreamTimeout,
+        SendErrorKind::NoRoom | SendErrorKind::NoTarget => Kind::UpstreamUnavailable,
         _ => Kind::UpstreamUnreachable,
     };
     tracing::warn!(
