@@ -64,6 +64,18 @@ impl StoreError {
     pub fn may_have_happened(&self) -> bool {
         matches!(self, Self::Ambiguous(_) | Self::Inconsistent { .. })
     }
+
+    /// The metrics' word for it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "unavailable",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::Refused(_) => "refused",
+            Self::Inconsistent { .. } => "inconsistent",
+            Self::Closed => "closed",
+        }
+    }
 }
 
 /// What a sweep did.

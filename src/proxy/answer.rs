@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_ENCODING, CONTENT_LENGTH, ETAG,
-    HeaderMap, HeaderName, HeaderValue, ORIGIN,
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderMap, HeaderName, HeaderValue,
+    ORIGIN,
 };
 use http::{Response, StatusCode, response};
 use http_body_util::{BodyExt, Full};
@@ -14,11 +14,12 @@ use time::format_description::well_known::Rfc3339;
 
 use super::Body;
 use super::coding::{self, Coding};
+use super::forward;
 use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::COMPARED;
 use crate::domain::message::{
     IDEMPOTENCY_CREATED, IDEMPOTENCY_DECISION, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_STATUS,
-    IDEMPOTENT_REPLAYED, OWN_HEADERS,
+    IDEMPOTENT_REPLAYED,
 };
 use crate::domain::record::Committed;
 use crate::problem::{Kind, Problem};
@@ -261,13 +262,7 @@ impl Answer {
             set_time(headers, IDEMPOTENCY_EXPIRES, committed.valid_until);
         }
         if asker.origin.is_some() {
-            let own = OWN_HEADERS;
-            let present = own.iter().filter(|name| headers.contains_key(*name));
-            let mut names: Vec<&str> = present.map(HeaderName::as_str).collect();
-            names.push("retry-after");
-            if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
-                headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, value);
-            }
+            forward::expose_own_headers(headers);
         }
         response
     }

@@ -51,7 +51,7 @@ pub async fn call(
     };
     let (mut parts, body) = response.into_parts();
     let keep = may_be_kept(&parts, body_bytes_max);
-    forward::answer(&mut parts);
+    forward::response(&mut parts);
     if keep {
         collect(parts, body, body_bytes_max).await
     } else {

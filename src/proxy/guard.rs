@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::request::Parts;
+use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
@@ -20,9 +21,10 @@ use tokio_util::task::TaskTracker;
 
 use super::Body;
 use super::answer::{Answer, Asker, Status};
-use super::capture::{self, BodyBudget, CaptureError, Captured};
-use super::forward;
+use super::capture::{self, BodyBudget, Captured};
+use super::forward::{self, Forwarding};
 use super::listener::Peer;
+use super::matching;
 use super::passthrough::Passthrough;
 use super::tenant::{Scopes, Tenants};
 use super::upstream::Upstreams;
@@ -45,6 +47,7 @@ pub struct Guard(Arc<Inner>);
 struct Inner {
     gate: Gate,
     upstreams: Upstreams,
+    forwarding: Arc<Forwarding>,
     passthrough: Passthrough,
     tenants: Tenants,
     budget: BodyBudget,
@@ -60,6 +63,8 @@ pub struct GuardParts {
     pub gate: Gate,
     /// Calls.
     pub upstreams: Upstreams,
+    /// Changes headers between the hops.
+    pub forwarding: Arc<Forwarding>,
     /// Forwards what opts out.
     pub passthrough: Passthrough,
     /// Tells whose a request is.
@@ -78,6 +83,7 @@ pub struct GuardParts {
 struct Guarded {
     ask: Ask,
     parts: Parts,
+    authority: Option<Authority>,
     body: Captured,
     peer: Peer,
     asker: Asker,
@@ -90,6 +96,7 @@ impl Guard {
         Self(Arc::new(Inner {
             gate: parts.gate,
             upstreams: parts.upstreams,
+            forwarding: parts.forwarding,
             passthrough: parts.passthrough,
             tenants: parts.tenants,
             budget: parts.budget,
@@ -149,13 +156,18 @@ impl Guard {
                 "Connection names {name}, which must reach the service. Send it without."
             )));
         }
+        if self.0.forwarding.is_loop(request.headers()) {
+            return Err(refused(forward::loop_problem()));
+        }
         let scopes = self.0.tenants.scopes(request.headers());
         let scopes = scopes.ok_or_else(tenant_missing)?;
         let (parts, body) = request.into_parts();
+        let authority = matching::authority(parts.version, &parts.uri, &parts.headers)
+            .map_err(|error| request_invalid(error.to_string()))?;
         let limit = policy.body_bytes_max;
-        let body = capture::body(body, limit, &self.0.budget, self.0.body_timeout)
+        let body = capture::capture(body, limit, &self.0.budget, self.0.body_timeout)
             .await
-            .map_err(|error| uncaptured(&error, limit))?;
+            .map_err(|error| refused(error.problem()))?;
         if let KeySource::Body(pointer) = &policy.key_source {
             key = body_key(&body, pointer).map_err(key_invalid)?;
             if key.is_none() && policy.required {
@@ -167,7 +179,7 @@ impl Guard {
             let response = self
                 .0
                 .passthrough
-                .forward_captured(policy, request, &peer)
+                .answer_whole(policy, request, &peer)
                 .await;
             return Ok(Prepared::OptedOut(response));
         };
@@ -175,6 +187,7 @@ impl Guard {
         Ok(Prepared::Guarded(Box::new(Guarded {
             ask,
             parts,
+            authority,
             body,
             peer,
             asker: asker.clone(),
@@ -191,7 +204,7 @@ impl Guard {
         if policy.required {
             return Err(key_missing());
         }
-        let response = self.0.passthrough.forward(policy, request, &peer).await;
+        let response = self.0.passthrough.answer(request, peer, policy).await;
         Ok(Prepared::OptedOut(response))
     }
 
@@ -252,7 +265,7 @@ impl Guard {
         let policy = &guarded.ask.policy;
         let passthrough = &self.0.passthrough;
         let response = passthrough
-            .forward_captured(policy, request, &guarded.peer)
+            .answer_whole(policy, request, &guarded.peer)
             .await;
         let (parts, body) = response.into_parts();
         Answer::executed(parts, body, Status::Bypassed, None)
@@ -363,30 +376,6 @@ fn tenant_missing() -> Answer {
 
 fn request_invalid(detail: String) -> Answer {
     refused(Problem::new(Kind::RequestInvalid, detail))
-}
-
-fn uncaptured(error: &CaptureError, limit: usize) -> Answer {
-    let problem = match error {
-        CaptureError::TooLarge => Problem::new(
-            Kind::BodyTooLarge,
-            format!("A guarded body may have at most {limit} bytes. Nothing was sent."),
-        )
-        .member("body_bytes_max", limit),
-        CaptureError::NoRoom => Problem::new(
-            Kind::Overloaded,
-            "The gateway has no room for another body. Try again later with the same key.",
-        )
-        .retry_after(Duration::from_secs(1)),
-        CaptureError::TimedOut => Problem::new(
-            Kind::RequestInvalid,
-            "The body did not arrive in time. Nothing was sent; try again with the same key.",
-        ),
-        CaptureError::Truncated(_) => Problem::new(
-            Kind::RequestInvalid,
-            "The body broke off. Nothing was sent; try again with the same key.",
-        ),
-    };
-    refused(problem)
 }
 
 fn refused(problem: Problem) -> Answer {

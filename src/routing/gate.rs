@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,6 +31,7 @@ use crate::telemetry::metric;
 pub struct Gate(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
+    pub store: Arc<dyn Store>,
     pub group: Group,
     pub flights: Flights,
     pub replay: ReplayCache,
@@ -121,9 +123,10 @@ pub enum Denial {
 pub(super) const ROUNDS_MAX: usize = 16;
 
 impl Gate {
-    /// A gate on a store.
+    /// A gate on a store; `group` commits its hot operations.
     #[must_use]
     pub fn new(
+        store: Arc<dyn Store>,
         group: Group,
         secrets: Secrets,
         settings: Settings,
@@ -135,6 +138,7 @@ impl Gate {
             replay: ReplayCache::new(settings.cache_bytes_max, settings.cache_trust),
             ambiguous: Mutex::default(),
             retrying_bytes: std::sync::atomic::AtomicUsize::new(0),
+            store,
             group,
             secrets,
             settings,
@@ -171,10 +175,22 @@ impl Gate {
         self.0.replay.forget(key);
     }
 
-    /// Memory that the cache of decisions holds, in bytes, about.
-    #[must_use]
-    pub fn cache_bytes(&self) -> u64 {
-        self.0.replay.bytes()
+    /// Forgets what other gateways say has changed, until the shutdown. A hint that is lost costs
+    /// at most the trust that a cached decision has.
+    pub async fn forget_what_others_change(self) {
+        let mut hints = self.store().wakeups();
+        loop {
+            let hint = tokio::select! {
+                hint = hints.recv() => hint,
+                () = self.0.draining.cancelled() => return,
+            };
+            match hint {
+                Ok(Wakeup::Records(records)) => self.0.replay.forget_hashed(&records),
+                Ok(Wakeup::Everything) | Err(RecvError::Lagged(_)) => self.0.replay.distrust(),
+                // A store that never hints: nobody else can change anything.
+                Err(RecvError::Closed) => return,
+            }
+        }
     }
 
     /// The secrets that this gate compares with.
@@ -233,7 +249,7 @@ impl Gate {
     }
 
     pub(super) fn store(&self) -> &Arc<dyn Store> {
-        self.0.group.store()
+        &self.0.store
     }
 
     pub(super) fn ambiguous(&self) -> std::sync::MutexGuard<'_, HashSet<RecordKey>> {
@@ -260,7 +276,7 @@ impl Gate {
 
 /// Whether a hint from another gateway concerns this record.
 pub(super) fn concerns(
-    hint: &Result<Wakeup, tokio::sync::broadcast::error::RecvError>,
+    hint: &Result<Wakeup, RecvError>,
     record: u64,
 ) -> bool {
     match hint {

@@ -161,7 +161,7 @@ impl Gate {
             && let Some(decided) = self
                 .0
                 .replay
-                .confirm(&record.key, decision_id, asked_at, left)
+                .confirm(&ask.key, decision_id, asked_at, left)
         {
             return Round::Done(self.replay(ask, decided, waited));
         }
@@ -174,10 +174,8 @@ impl Gate {
                     fingerprint: record.fingerprint,
                 });
                 if let Some(left) = stored.valid_for {
-                    let key = record.key.clone();
-                    self.0
-                        .replay
-                        .keep(key, Arc::clone(&decided), asked_at, left);
+                    let kept = Arc::clone(&decided);
+                    self.0.replay.keep(&ask.key, kept, asked_at, left);
                 }
                 // Closes the flight after the cache knows: whoever wakes finds the answer there.
                 drop(leader);
@@ -223,7 +221,7 @@ impl Gate {
     /// row that nobody works on would keep the key from its client.
     fn claim_failed(&self, ask: &Ask, claim: &Claim, leader: Leader, error: &StoreError) -> Round {
         if error.may_have_happened() {
-            self.undo(claim, leader);
+            self.undo(ask, claim, leader);
             return Round::Done(refuse_store_down(error));
         }
         Round::Done(self.store_down(ask, &leader, error))
@@ -232,17 +230,18 @@ impl Gate {
     /// Goes on trying to release a claim that may have been made. Until the store has answered
     /// once, the key counts as known here and its duplicates wait. A statement that was given up
     /// may still land after that answer, so the release is repeated for a while.
-    fn undo(&self, claim: &Claim, leader: Leader) {
+    fn undo(&self, ask: &Ask, claim: &Claim, leader: Leader) {
         let gate = self.clone();
         let release = Release {
             key: claim.key.clone(),
             token: claim.token,
             give_up: GiveUp::NotSent,
         };
-        self.ambiguous().insert(claim.key.clone());
+        let asked = ask.key.clone();
+        self.ambiguous().insert(asked.clone());
         self.0.tracker.spawn(async move {
             gate.release_until_answered(&release).await;
-            gate.ambiguous().remove(&release.key);
+            gate.ambiguous().remove(&asked);
             drop(leader);
             let until = Instant::now() + UNDO_WATCH;
             while Instant::now() < until && !gate.0.draining.is_cancelled() {

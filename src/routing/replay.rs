@@ -6,6 +6,7 @@
 //! still saves reading the body again, and still tells that the key is known.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use moka::policy::EvictionPolicy;
@@ -16,6 +17,7 @@ use crate::domain::fingerprint::Fingerprint;
 use crate::domain::message::Recorded;
 use crate::domain::record::{Committed, DecisionId};
 use crate::domain::scope::RecordKey;
+use crate::store::wake_hash;
 use crate::telemetry::metric;
 
 /// What an entry costs besides its bytes: key, times, tables.
@@ -32,16 +34,20 @@ pub struct Decided {
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// Decisions by key, bounded in bytes.
+/// Decisions by key, bounded in bytes. Keys are found by the hash that hints name them with.
 #[derive(Clone)]
 pub struct ReplayCache {
-    entries: Cache<RecordKey, Entry>,
+    entries: Cache<u64, Entry>,
     trust: Duration,
+    /// Entries of an earlier epoch are no longer trusted.
+    epoch: Arc<AtomicU64>,
 }
 
 #[derive(Clone)]
 struct Entry {
+    key: RecordKey,
     decided: Arc<Decided>,
+    epoch: u64,
     /// Since when the store has confirmed it, at the latest.
     confirmed_at: Instant,
     /// When its validity ends, at the latest.
@@ -52,8 +58,8 @@ impl ReplayCache {
     /// An empty cache that holds at most `bytes_max` bytes and trusts an entry for `trust`.
     #[must_use]
     pub fn new(bytes_max: u64, trust: Duration) -> Self {
-        let weight = |key: &RecordKey, entry: &Entry| {
-            let key = key.tenant.as_str().len() + key.key.as_str().len();
+        let weight = |_: &u64, entry: &Entry| {
+            let key = entry.key.tenant.as_str().len() + entry.key.key.as_str().len();
             let bytes = ENTRY_BYTES + key + entry.decided.recorded.len();
             u32::try_from(bytes).unwrap_or(u32::MAX)
         };
@@ -62,17 +68,24 @@ impl ReplayCache {
             .weigher(weight)
             .eviction_policy(EvictionPolicy::lru())
             .build();
-        Self { entries, trust }
+        let epoch = Arc::default();
+        Self {
+            entries,
+            trust,
+            epoch,
+        }
     }
 
     /// The decision, while it may be told without asking the store.
     #[must_use]
     pub fn trusted(&self, key: &RecordKey) -> Option<Arc<Decided>> {
         let now = Instant::now();
-        let found = self
-            .entries
-            .get(key)
-            .filter(|entry| now < entry.valid_until && now < entry.confirmed_at + self.trust);
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let found = self.get(key).filter(|entry| {
+            entry.epoch == epoch
+                && now < entry.valid_until
+                && now < entry.confirmed_at + self.trust
+        });
         let result = if found.is_some() { "hit" } else { "miss" };
         metrics::counter!(metric::CACHE_LOOKUPS, "result" => result).increment(1);
         found.map(|entry| entry.decided)
@@ -81,7 +94,7 @@ impl ReplayCache {
     /// Whether this gateway has seen a decision for the key, trusted or not.
     #[must_use]
     pub fn knows(&self, key: &RecordKey) -> bool {
-        self.entries.contains_key(key)
+        self.get(key).is_some()
     }
 
     /// The decision that the store has just named, if it is here: its body needs no reading.
@@ -94,40 +107,61 @@ impl ReplayCache {
         asked_at: Instant,
         valid_for: Duration,
     ) -> Option<Arc<Decided>> {
-        let entry = self.entries.get(key)?;
+        let entry = self.get(key)?;
         if entry.decided.committed.decision_id != decision_id {
             return None;
         }
         let decided = Arc::clone(&entry.decided);
-        self.keep(key.clone(), entry.decided, asked_at, valid_for);
+        self.keep(key, entry.decided, asked_at, valid_for);
         Some(decided)
     }
 
     /// Keeps a decision that the store confirmed when asked at `asked_at`.
     pub fn keep(
         &self,
-        key: RecordKey,
+        key: &RecordKey,
         decided: Arc<Decided>,
         asked_at: Instant,
         valid_for: Duration,
     ) {
         let entry = Entry {
+            key: key.clone(),
             decided,
+            epoch: self.epoch.load(Ordering::Acquire),
             confirmed_at: asked_at,
             valid_until: asked_at + valid_for,
         };
-        self.entries.insert(key, entry);
+        self.entries.insert(wake_hash(key), entry);
+        metrics::gauge!(metric::CACHE_BYTES).set(self.bytes());
     }
 
     /// Forgets a key that changed.
     pub fn forget(&self, key: &RecordKey) {
-        self.entries.invalidate(key);
+        self.entries.invalidate(&wake_hash(key));
+    }
+
+    /// Forgets keys that another gateway says have changed, by [`wake_hash`].
+    pub fn forget_hashed(&self, records: &[u64]) {
+        for record in records {
+            self.entries.invalidate(record);
+        }
+    }
+
+    /// Trusts nothing that is here until the store has confirmed it again: hints were lost.
+    pub fn distrust(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Two keys may have one hash; only the one that is here is found.
+    fn get(&self, key: &RecordKey) -> Option<Entry> {
+        let entry = self.entries.get(&wake_hash(key));
+        entry.filter(|entry| entry.key == *key)
     }
 
     /// Memory held, in bytes, about.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.entries.weighted_size()
+    #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
+    fn bytes(&self) -> f64 {
+        self.entries.weighted_size() as f64
     }
 }
 
@@ -174,7 +208,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_entry_is_trusted_for_a_while_and_known_for_longer() {
         let cache = ReplayCache::new(1 << 20, TRUST);
-        cache.keep(key(), decided(1), Instant::now(), DAY);
+        cache.keep(&key(), decided(1), Instant::now(), DAY);
         tokio::time::advance(TRUST / 2).await;
         assert!(cache.trusted(&key()).is_some());
         tokio::time::advance(TRUST).await;
@@ -188,7 +222,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn trust_never_outlives_validity() {
         let cache = ReplayCache::new(1 << 20, TRUST);
-        cache.keep(key(), decided(1), Instant::now(), Duration::from_secs(2));
+        cache.keep(&key(), decided(1), Instant::now(), Duration::from_secs(2));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(cache.trusted(&key()).is_some());
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -198,10 +232,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn another_decision_under_the_key_is_not_confirmed() {
         let cache = ReplayCache::new(1 << 20, TRUST);
-        cache.keep(key(), decided(1), Instant::now(), DAY);
+        cache.keep(&key(), decided(1), Instant::now(), DAY);
         let other = DecisionId(Uuid::from_u128(2));
         assert!(cache.confirm(&key(), other, Instant::now(), DAY).is_none());
         cache.forget(&key());
+        assert!(!cache.knows(&key()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_hints_end_all_trust_until_the_store_confirms_again() {
+        let cache = ReplayCache::new(1 << 20, TRUST);
+        cache.keep(&key(), decided(1), Instant::now(), DAY);
+        cache.distrust();
+        assert!(cache.trusted(&key()).is_none());
+        let id = DecisionId(Uuid::from_u128(1));
+        assert!(cache.confirm(&key(), id, Instant::now(), DAY).is_some());
+        assert!(cache.trusted(&key()).is_some());
+        cache.forget_hashed(&[wake_hash(&key())]);
         assert!(!cache.knows(&key()));
     }
 }

@@ -147,11 +147,10 @@ impl Gate {
             recorded: completion.recorded,
             fingerprint: permit.fingerprint,
         });
-        let key = permit.key.clone();
         // From before the commit on: trust ends too early at worst.
         self.0
             .replay
-            .keep(key, Arc::clone(&decided), asked_at, permit.valid_for);
+            .keep(&permit.key, Arc::clone(&decided), asked_at, permit.valid_for);
         metrics::histogram!(metric::OWNER_SECONDS, "pool" => permit.key.pool.as_str().to_owned())
             .record(permit.claimed_at.elapsed());
         if committed.awaited {

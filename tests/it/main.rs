@@ -6,6 +6,7 @@ mod admin;
 mod openapi;
 mod promises;
 mod store_conformance;
+mod store_group;
 mod support;
 mod tidy;
 mod upkeep;

@@ -41,7 +41,7 @@ mod framing;
 mod front_proxy;
 mod keys;
 mod replay;
-// mod store_outage;
+mod store_outage;
 mod streaming;
 mod tenancy;
 mod time;

@@ -1,6 +1,7 @@
 //! What the tests stand on.
 
 pub mod blackhole;
+pub mod chaos_proxy;
 pub mod client;
 pub mod clock;
 pub mod gateway;

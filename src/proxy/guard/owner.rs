@@ -14,7 +14,6 @@ use uuid::Uuid;
 use super::super::Body;
 use super::super::answer::{Answer, Status, full};
 use super::super::exchange::{self, Exchange};
-use super::super::forward;
 use super::super::upstream::{SendError, SendErrorKind, SendProgress, Sent};
 use super::{Guard, Guarded, Reply};
 use crate::domain::message::Recorded;
@@ -127,8 +126,9 @@ impl Guard {
     /// The request as the upstream gets it.
     fn outgoing(&self, permit: &Permit, guarded: &Guarded) -> Request<Bytes> {
         let policy = &guarded.ask.policy;
-        let mut parts = guarded.parts.clone();
-        forward::request(&mut parts, &guarded.peer);
+        let head = guarded.parts.clone();
+        let authority = guarded.authority.as_ref();
+        let mut parts = self.0.forwarding.request(head, authority, &guarded.peer);
         let headers = &mut parts.headers;
         match policy.forward_key {
             ForwardKey::None => {

@@ -4,12 +4,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::domain::secret::Secret;
 use oncegate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,
 };
 use oncegate::domain::scope::{RecordKey, TenantScope};
+use oncegate::domain::secret::Secret;
 use oncegate::store::sqlite::SqliteStore;
 use oncegate::store::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup,

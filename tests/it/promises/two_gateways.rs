@@ -10,7 +10,7 @@ use super::duplicates::assert_one_executed;
 use crate::support::client::{Call, send_all};
 use crate::support::clock::{eventually, let_pass};
 use crate::support::gateway::{Bench, TestGateway};
-use crate::support::rows::{Database, postgres};
+use crate::support::rows::Database;
 use crate::support::upstream::{Gate, Reply};
 
 on_postgres!(
@@ -201,7 +201,7 @@ async fn an_uncommitted_rival_ends_as_owner_or_duplicate(bench: Bench) {
         ("rollback", 200, "executed"),
         ("commit", 409, "in-progress"),
     ] {
-        let mut rival = postgres(database).await;
+        let mut rival = database.connect().await;
         let insert = format!(
             "begin; insert into eec_routing_idempotency
              (tenant_scope, pool_id, idempotency_key, lease_expires_at, attempt_token)

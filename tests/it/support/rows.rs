@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::postgres::PgRow;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _};
 
-use super::postgres::TestDatabase;
+use super::postgres;
 
 /// Which of the two stores a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Database {
     /// The file.
     Sqlite(PathBuf),
     /// The database.
-    Postgres(TestDatabase),
+    Postgres(postgres::Database),
 }
 
 /// A row of `eec_routing_idempotency`. Ids are hex without dashes.
@@ -65,7 +65,7 @@ impl Database {
     pub async fn fresh(kind: Kind, directory: &Path) -> Self {
         match kind {
             Kind::Sqlite => Self::Sqlite(directory.join("oncegate.db")),
-            Kind::Postgres => Self::Postgres(TestDatabase::fresh().await),
+            Kind::Postgres => Self::Postgres(postgres::database().await),
         }
     }
 
@@ -73,7 +73,7 @@ impl Database {
     pub fn url(&self) -> String {
         match self {
             Self::Sqlite(path) => format!("sqlite:{}", path.display()),
-            Self::Postgres(database) => database.url(),
+            Self::Postgres(database) => database.url.clone(),
         }
     }
 
@@ -89,7 +89,7 @@ impl Database {
                     .collect()
             }
             Self::Postgres(database) => {
-                let mut connection = postgres(database).await;
+                let mut connection = database.connect().await;
                 let rows = connection.fetch_all(RECORDS_POSTGRES).await;
                 rows.expect("the table is there")
                     .iter()
@@ -127,7 +127,7 @@ impl Database {
                 row.expect("a row").get(0)
             }
             Self::Postgres(database) => {
-                let row = postgres(database).await.fetch_one(sql).await;
+                let row = database.connect().await.fetch_one(sql).await;
                 row.expect("a row").get(0)
             }
         }
@@ -138,7 +138,7 @@ impl Database {
         let sql = AssertSqlSafe(sql.to_owned());
         let outcome = match self {
             Self::Sqlite(path) => sqlite(path).await.execute(sql).await.map(drop),
-            Self::Postgres(database) => postgres(database).await.execute(sql).await.map(drop),
+            Self::Postgres(database) => database.connect().await.execute(sql).await.map(drop),
         };
         outcome.expect("the statement runs");
     }
@@ -154,7 +154,7 @@ impl Database {
                 std::fs::read(path).expect("the file is there")
             }
             Self::Postgres(database) => {
-                let mut connection = postgres(database).await;
+                let mut connection = database.connect().await;
                 let tables = "select tablename::text from pg_tables where tablename like 'eec\\_%'";
                 let tables = connection.fetch_all(tables).await.expect("tables");
                 let mut dump = Vec::new();
@@ -178,12 +178,6 @@ pub async fn sqlite(path: &Path) -> SqliteConnection {
     let options = SqliteConnectOptions::new().filename(path);
     let connection = SqliteConnection::connect_with(&options).await;
     connection.expect("the file can be opened beside the gateway")
-}
-
-/// A connection of the test's own to its database.
-pub async fn postgres(database: &TestDatabase) -> PgConnection {
-    let connection = PgConnection::connect(&database.url()).await;
-    connection.expect("the server is there")
 }
 
 fn from_sqlite(row: &SqliteRow) -> RecordRow {
