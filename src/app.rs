@@ -11,6 +11,8 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
@@ -28,9 +30,9 @@ use crate::proxy::tenant::Tenants;
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::{Body, matching};
 use crate::routing::gate::{Gate, Settings};
-use crate::store::group::{self, Group};
+use crate::store::group::{Group, GroupOptions};
 use crate::store::{self, Store};
-use crate::telemetry::{self, metric};
+use crate::telemetry;
 use crate::upkeep::census::Census;
 use crate::upkeep::driver::{self, Timing};
 use crate::upkeep::retention::Retention;
@@ -40,6 +42,10 @@ use crate::upkeep::sweeper::Sweeper;
 const CENSUS_PERIOD: Duration = Duration::from_secs(5);
 /// How long after the last sign of life the store counts as unreachable.
 const STORE_SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long closing the store may take after the drain.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// Batches of one operation that PostgreSQL commits at once.
+const BATCHES_AT_ONCE: usize = 4;
 
 /// A request's way: which route, then guarded or not.
 #[derive(Clone)]
@@ -47,6 +53,15 @@ struct Proxy {
     routes: Arc<[Route]>,
     guard: Guard,
     passthrough: Passthrough,
+}
+
+/// What outlives the drain.
+struct Running {
+    store: Arc<dyn Store>,
+    store_tasks: TaskTracker,
+    group: Group,
+    admin: TaskTracker,
+    admin_stop: CancellationToken,
 }
 
 /// Runs the gateway until it has stopped.
@@ -59,25 +74,44 @@ pub async fn serve(
     shutdown: Shutdown,
 ) -> anyhow::Result<Exit> {
     let mut signals = Signals::install().context("signals can't be received")?;
-    let started = tokio::select! {
-        started = start(&config, metrics, &shutdown) => started?,
+    let running = tokio::select! {
+        running = start(&config, metrics, &shutdown) => running?,
         () = signals.next() => return Ok(Exit::Clean),
     };
     shutdown.set_ready();
     let exit = shutdown.run(async || signals.next().await).await;
-    started.close().await;
+    running.close().await;
     Ok(exit)
 }
 
-/// Everything up to the first request; returns the store, which is closed last.
+impl Running {
+    /// After the drain: what told about it, and what it was written to.
+    async fn close(self) {
+        self.admin_stop.cancel();
+        self.admin.close();
+        self.admin.wait().await;
+        let closing = async {
+            self.group.close().await;
+            self.store.close().await;
+            self.store_tasks.close();
+            self.store_tasks.wait().await;
+        };
+        if tokio::time::timeout(CLOSE_MAX, closing).await.is_err() {
+            tracing::warn!("the store did not close in time; what was sent to it may be done");
+        }
+    }
+}
+
+/// Everything up to the first request.
 async fn start(
     config: &Config,
     metrics: PrometheusHandle,
     shutdown: &Shutdown,
-) -> anyhow::Result<Arc<dyn Store>> {
+) -> anyhow::Result<Running> {
     let tls = config.tls.as_ref().map(Tls::load).transpose()?;
     let upstreams = Upstreams::new(&config.pools, shutdown.tasks().clone())?;
-    let store = store::open::open(&config.store, shutdown.tasks()).await?;
+    let store_tasks = TaskTracker::new();
+    let store = store::open::open(&config.store, &store_tasks).await?;
     for warning in store.warnings().await? {
         tracing::warn!("{warning}");
     }
@@ -86,14 +120,24 @@ async fn start(
     let admin = bind(config.admin, "admin").await?;
     let (listen_addr, admin_addr) = (public.local_addr()?, admin.local_addr()?);
 
-    let gate = gate(config, &store, secrets.clone(), shutdown);
-    let census = start_upkeep(&config.store, &store, &gate, shutdown);
+    let group = Group::new(&store, group_options(&config.store));
+    let gate = gate(config, &store, &group, secrets.clone(), shutdown);
+    let census = start_upkeep(&config.store, &store, shutdown);
     let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let running = Running {
+        store,
+        store_tasks,
+        group,
+        admin: TaskTracker::new(),
+        admin_stop: CancellationToken::new(),
+    };
+    let router = api::router(state);
+    let admin_stop = running.admin_stop.clone();
+    running.admin.spawn(api::serve(admin, router, admin_stop));
+
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    tasks.spawn(api::serve(admin, api::router(state), shutdown.soft().clone()));
-
     let proxy = proxy(config, gate, upstreams, secrets, shutdown);
     let (limits, tokens) = (config.limits.clone(), tokens(shutdown));
     tasks.spawn(async move {
@@ -101,7 +145,7 @@ async fn start(
         listener::run(public, tls, &limits, handler, tokens).await;
     });
     tracing::info!(listen = %listen_addr, admin = %admin_addr, "listening");
-    Ok(store)
+    Ok(running)
 }
 
 impl Proxy {
@@ -133,7 +177,26 @@ async fn bind(addr: std::net::SocketAddr, setting: &str) -> anyhow::Result<TcpLi
     })
 }
 
-fn gate(config: &Config, store: &Arc<dyn Store>, secrets: Secrets, shutdown: &Shutdown) -> Gate {
+fn group_options(config: &StoreConfig) -> GroupOptions {
+    // SQLite has one writer; PostgreSQL commits several batches at once.
+    let concurrency = if config.url.starts_with("sqlite:") {
+        1
+    } else {
+        BATCHES_AT_ONCE
+    };
+    GroupOptions {
+        concurrency,
+        patience: config.operation_timeout,
+    }
+}
+
+fn gate(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    group: &Group,
+    secrets: Secrets,
+    shutdown: &Shutdown,
+) -> Gate {
     let limits = &config.limits;
     let settings = Settings {
         waiters_per_key_max: limits.waiters_per_key_max,
@@ -144,9 +207,9 @@ fn gate(config: &Config, store: &Arc<dyn Store>, secrets: Secrets, shutdown: &Sh
         record_retry: limits.record_retry,
         record_retry_bytes_max: limits.record_retry_bytes_max,
     };
-    let group = Group::new(Arc::clone(store), group::Settings::of(&config.store), shutdown.tasks());
     let (tasks, soft) = (shutdown.tasks().clone(), shutdown.soft().clone());
-    Gate::new(group, secrets, settings, tasks, soft)
+    let (store, group) = (Arc::clone(store), group.clone());
+    Gate::new(store, group, secrets, settings, tasks, soft)
 }
 
 fn proxy(
@@ -157,7 +220,7 @@ fn proxy(
     shutdown: &Shutdown,
 ) -> Proxy {
     let instance = ids::instance();
-    let forwarding = Arc::new(Forwarding::new(&instance, config.trust_forwarded));
+    let forwarding = Arc::new(Forwarding::new(&instance, false));
     let (tasks, hard) = (shutdown.tasks().clone(), shutdown.hard().clone());
     let passthrough = Passthrough::new(
         upstreams.clone(),
@@ -226,7 +289,6 @@ fn admin_state(
 fn start_upkeep(
     config: &StoreConfig,
     store: &Arc<dyn Store>,
-    gate: &Gate,
     shutdown: &Shutdown,
 ) -> driver::Handle {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
@@ -238,9 +300,6 @@ fn start_upkeep(
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
-    let gate = gate.clone();
-    let census = Census::new(Arc::clone(store), Box::new(move || {
-        metrics::gauge!(metric::CACHE_BYTES).set(gate.cache_bytes() as f64);
-    }));
+    let census = Census::new(Arc::clone(store));
     driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
 }

@@ -7,8 +7,11 @@ mod check;
 mod demo;
 mod flags;
 mod migrate;
+pub mod records;
 mod serve;
 
+use std::fmt::Display;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -46,6 +49,8 @@ enum Command {
     Migrate(migrate::Args),
     /// Tell what the configuration says, and everything that is wrong with it.
     Check(check::Args),
+    /// Find, look at and settle records of a running gateway.
+    Records(records::Args),
 }
 
 /// Runs what the command line asks for.
@@ -55,6 +60,7 @@ pub fn run() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Records(args) => records::run(&args),
     };
     done.unwrap_or_else(|error| {
         if let Some(rejected) = error.downcast_ref::<Rejected>() {
@@ -89,6 +95,11 @@ fn run_gateway(gateway: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::R
         ),
     }
     Ok(exit.into())
+}
+
+/// Prints for people or scripts. Whoever reads may have gone, as in `oncegate check | head`.
+fn say(text: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 #[cfg(test)]

@@ -35,3 +35,8 @@ pub fn audit_id() -> Uuid {
 pub fn jitter() -> f64 {
     getrandom::u32().map_or(0.5, |drawn| f64::from(drawn) / f64::from(u32::MAX))
 }
+
+/// What tells this process from all others that ever run.
+pub fn instance() -> String {
+    fresh().simple().to_string()
+}

@@ -296,4 +296,18 @@ mod tests {
         assert!(shutdown.soft().is_cancelled());
         assert!(!shutdown.is_ready());
     }
+
+    #[tokio::test]
+    async fn a_signal_is_heard_from_the_installation_on_even_if_nobody_waits() {
+        let mut signals = Signals::install().unwrap();
+        for name in ["-TERM", "-INT"] {
+            let pid = std::process::id().to_string();
+            let kill = std::process::Command::new("kill")
+                .args([name, &pid])
+                .status();
+            assert!(kill.unwrap().success());
+            let heard = tokio::time::timeout(Duration::from_secs(10), signals.next()).await;
+            assert!(heard.is_ok(), "{name}");
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(loaded) => &loaded.report,
             Err(rejected) => &rejected.0,
         };
-        println!("{:#}", as_json(report));
+        super::say(format_args!("{:#}", as_json(report)));
         return Ok(if loaded.is_ok() {
             ExitCode::SUCCESS
         } else {
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         });
     }
     let report = loaded?.report;
-    print!("{}", as_table(&report.settings));
+    super::say(as_table(&report.settings).trim_end());
     for warning in &report.warnings {
         eprintln!("warning: {warning}");
     }

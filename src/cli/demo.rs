@@ -121,14 +121,14 @@ async fn charge(State(sample): State<Sample>, headers: HeaderMap) -> (StatusCode
     let key = headers.get("idempotency-key").map(|key| key.to_str());
     let key = key.and_then(Result::ok).unwrap_or("none");
     let line = format!("upstream executed charge #{number} (key {key})");
-    println!("{}", sample.paint.green(&line));
+    super::say(sample.paint.green(&line));
     (StatusCode::CREATED, format!("{{\"charge\":{number}}}\n"))
 }
 
 async fn welcome(shutdown: Shutdown, paint: Paint, gateway: SocketAddr, admin: SocketAddr) {
     let soft = shutdown.soft();
     if soft.run_until_cancelled(shutdown.readied()).await.is_some() {
-        println!("{}", guide(paint, gateway, admin));
+        super::say(guide(paint, gateway, admin));
     }
 }
 

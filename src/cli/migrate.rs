@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use super::flags::StoreFlags;
 use crate::config;
 use crate::config::input::Environment;
+use crate::store::migrate::{self, Step};
 
 const EXAMPLES: &str = "\
 `oncegate serve` does this by itself unless it is told not to (--no-migrate). Run it by hand when
@@ -36,35 +37,26 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let url = loaded.store.url;
     if args.check {
-        let missing = super::block_on(pending(&url))?;
+        let missing = super::block_on(async { Ok(migrate::pending(&url).await?) })?;
         return Ok(tell("missing", &missing, !missing.is_empty()));
     }
-    let applied = super::block_on(apply(&url))?;
+    let applied = super::block_on(async { Ok(migrate::apply(&url).await?) })?;
     Ok(tell("applied", &applied, false))
 }
 
-fn tell(what: &str, migrations: &[String], failed: bool) -> ExitCode {
-    for migration in migrations {
-        println!("{what}: {migration}");
+fn tell(what: &str, steps: &[Step], failed: bool) -> ExitCode {
+    for step in steps {
+        super::say(format_args!(
+            "{what}: {} {}",
+            step.version, step.description
+        ));
     }
-    if migrations.is_empty() {
-        println!("nothing is missing");
+    if steps.is_empty() {
+        super::say("nothing is missing");
     }
     if failed {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     }
-}
-
-// To be wired: `store::migrate::pending(url)` and `store::migrate::apply(url)`.
-
-#[expect(clippy::unused_async, reason = "to be wired to store::migrate")]
-async fn pending(_url: &str) -> anyhow::Result<Vec<String>> {
-    anyhow::bail!("not wired")
-}
-
-#[expect(clippy::unused_async, reason = "to be wired to store::migrate")]
-async fn apply(_url: &str) -> anyhow::Result<Vec<String>> {
-    anyhow::bail!("not wired")
 }

@@ -51,12 +51,13 @@ pub(super) fn find(compared: &Compared, routes: &[RouteRead], report: &mut Repor
 fn find_outside_routes(compared: &Compared, report: &mut Report) {
     let Compared { listen, admin, .. } = compared;
     let same = listen.value == admin.value && listen.value.port() != 0;
+    let advice = "the admin API needs one of its own";
     refuse(
         same,
         listen,
-        "and",
+        "is the same address as",
         admin,
-        "are one address; the admin API needs one of its own",
+        advice,
         report,
     );
     let (per_key, all) = (
@@ -173,7 +174,7 @@ fn find_in_redrive(route: &RouteRead, report: &mut Report) {
     refuse(
         blind,
         on_unknown,
-        "together with",
+        "can't go with",
         forward_key,
         advice,
         report,

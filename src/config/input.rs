@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::report::Origin;
@@ -125,12 +125,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Reads the file. The error is a sentence without the path.
+    /// Reads the file. The error says what the file does, without its name.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let bytes = read_limited(path, FILE_BYTES_MAX)?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
-            format!("not UTF-8 from byte {offset} on; save the file as UTF-8")
+            format!("is not UTF-8 from byte {offset} on; save it as UTF-8")
         })?;
         Ok(Self::new(&path.to_string_lossy(), text))
     }
@@ -154,6 +154,15 @@ impl Source {
     }
 }
 
+/// What every section needs to know.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    pub(super) source: Option<&'a Source>,
+    pub(super) environment: &'a Environment,
+    /// Whether the file's syntax is sound. If not, what seems missing may be there.
+    pub(super) complete: bool,
+}
+
 /// A text whose references were followed.
 #[derive(Debug)]
 pub(super) struct Followed {
@@ -161,7 +170,7 @@ pub(super) struct Followed {
     pub(super) referred: bool,
 }
 
-/// Follows every reference in a text. The error is a sentence and tells no value.
+/// Follows every reference in a text. The error says what the text does, and tells no value.
 pub(super) fn follow(written: &str, environment: &Environment) -> Result<Followed, String> {
     let mut text = String::with_capacity(written.len());
     let mut referred = false;
@@ -176,7 +185,10 @@ pub(super) fn follow(written: &str, environment: &Environment) -> Result<Followe
         text.push_str(&rest[..start]);
         let inner = &rest[start + 2..];
         let Some(end) = inner.find('}') else {
-            return Err("a reference begins with `${` and never ends; add `}`, or write `$${` for the two characters".to_owned());
+            return Err(
+                "has a `${` without its `}`; add it, or write `$${` for the two characters"
+                    .to_owned(),
+            );
         };
         text.push_str(&look_up(&inner[..end], environment)?);
         referred = true;
@@ -190,22 +202,23 @@ fn look_up(reference: &str, environment: &Environment) -> Result<String, String>
     match reference.split_once(':') {
         Some(("env", name)) => {
             let value = environment.get(name).ok_or_else(|| {
-                format!("the environment variable `{name}` is not set or empty; set it")
+                format!("refers to the variable {name}, which is not set or empty; set it")
             })?;
             let text = value.to_str().map(str::to_owned);
-            text.ok_or_else(|| format!("the environment variable `{name}` is not UTF-8"))
+            text.ok_or_else(|| format!("refers to the variable {name}, which is not UTF-8"))
         }
         Some(("file", path)) => {
-            let bytes = read_limited(&PathBuf::from(path), REFERENCE_BYTES_MAX)
-                .map_err(|problem| format!("`{path}`: {problem}"))?;
-            let mut text =
-                String::from_utf8(bytes).map_err(|_| format!("`{path}` is not UTF-8"))?;
+            let bytes = read_limited(Path::new(path), REFERENCE_BYTES_MAX)
+                .map_err(|problem| format!("refers to the file `{path}`, which {problem}"))?;
+            let mut text = String::from_utf8(bytes)
+                .map_err(|_| format!("refers to the file `{path}`, which is not UTF-8"))?;
             text.truncate(text.trim_end_matches(['\n', '\r']).len());
             Ok(text)
         }
-        _ => Err(format!(
-            "`${{{reference}}}` is no reference; write `${{env:NAME}}` or `${{file:PATH}}`, or `$${{` for the two characters"
-        )),
+        _ => Err(
+            "holds `${` and no reference; write `${env:NAME}` or `${file:PATH}`, or `$${` for the two characters"
+                .to_owned(),
+        ),
     }
 }
 
@@ -216,7 +229,7 @@ fn read_limited(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
         .read_to_end(&mut bytes)
         .map_err(|error| format!("can't be read: {error}"))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(format!("longer than {bytes_max} bytes"));
+        return Err(format!("is longer than {bytes_max} bytes"));
     }
     Ok(bytes)
 }

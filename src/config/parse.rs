@@ -253,7 +253,8 @@ pub(super) fn target(text: &str) -> Result<Uri, String> {
     if authority.host().is_empty() || authority.as_str().contains('@') {
         return Err(format!("must name a host and no user; {}", target_form()));
     }
-    if authority.as_str().ends_with(':') || authority.port_u16() == Some(0) {
+    let after_host = authority.as_str().strip_prefix(authority.host());
+    if after_host != Some("") && authority.port_u16().is_none_or(|port| port == 0) {
         return Err(format!(
             "must name a port from 1 to 65535; {}",
             target_form()
@@ -361,5 +362,114 @@ pub(super) fn readable_file(text: &str) -> Result<PathBuf, String> {
         Ok(metadata) if metadata.is_dir() => Err("is a directory; name a PEM file".to_owned()),
         Ok(_) => Ok(path),
         Err(error) => Err(format!("can't be read: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T>(parse: impl Fn(&str) -> Result<T, String>, texts: &[&str]) {
+        for text in texts {
+            assert!(parse(text).is_err(), "{text:?} was taken");
+        }
+    }
+
+    #[test]
+    fn a_target_is_a_scheme_and_a_place_and_nothing_else() {
+        for text in [
+            "http://a",
+            "https://a:1/",
+            "http://[::1]:9000",
+            "http://10.0.0.1",
+        ] {
+            assert!(target(text).is_ok(), "{text}");
+        }
+        let wrong = [
+            "",
+            "/",
+            "a",
+            "a:80",
+            "//a",
+            "ftp://a",
+            "http://",
+            "http://a/b",
+            "http://a?b",
+            "http://a#b",
+            "http://user:secret@a",
+            "http://a:0",
+            "http://a:",
+            "http://a:99999",
+            "http://a b",
+        ];
+        refused(target, &wrong);
+    }
+
+    #[test]
+    fn a_path_is_exact_or_ends_in_a_slash_and_a_star() {
+        assert_eq!(path_pattern("/*"), Ok(PathPattern::Prefix("/".to_owned())));
+        assert_eq!(path_pattern("/a"), Ok(PathPattern::Exact("/a".to_owned())));
+        refused(
+            path_pattern,
+            &[
+                "", "*", "a", "/a*", "/*/a", "/a**", "/a?b", "/a#b", "/\u{e4}", "/a b",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_tenant_that_would_keep_a_credential_in_clear_is_refused() {
+        refused(
+            tenant_source,
+            &[
+                "header:Authorization",
+                "header:cookie",
+                "header:",
+                "fixed:",
+                "fixed:a b",
+                "jwt",
+                "",
+            ],
+        );
+        assert!(
+            principal("header:Authorization").is_ok(),
+            "kept as a keyed hash"
+        );
+    }
+
+    #[test]
+    fn methods_that_are_never_guarded_and_mistyped_ones_are_refused() {
+        assert_eq!(method("PUT"), Ok(Method::PUT));
+        refused(
+            method,
+            &[
+                "GET", "get", "HEAD", "OPTIONS", "TRACE", "CONNECT", "post", "", "A B",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_hash_has_64_hex_digits() {
+        assert_eq!(sha256(&"0F".repeat(32)), Ok([15; 32]));
+        let (short, long) = ("0f".repeat(31), "0f".repeat(33));
+        let signed = "+f".repeat(32);
+        refused(sha256, &["", &short, &long, &signed, "abc"]);
+    }
+
+    #[test]
+    fn hosts_are_names_or_addresses_without_a_port() {
+        assert_eq!(host("API.Example"), Ok("api.example".to_owned()));
+        assert_eq!(host("[::1]"), Ok("[::1]".to_owned()));
+        refused(host, &["", "a:80", "http://a", "a/b", "[::1", "[a]"]);
+    }
+
+    #[test]
+    fn durations_and_sizes_are_told_as_people_write_them() {
+        let told = [0, 250, 1000, 90_000, 600_000, 3_600_000, 86_400_000]
+            .map(Duration::from_millis)
+            .map(written_duration);
+        assert_eq!(told, ["0ms", "250ms", "1s", "90s", "10m", "1h", "1d"]);
+        let told = [0, 1000, 1024, 10 << 20, 1 << 40].map(written_size);
+        assert_eq!(told, ["0B", "1000B", "1KiB", "10MiB", "1024GiB"]);
     }
 }

@@ -6,11 +6,11 @@ use sha2::{Digest, Sha256};
 use toml::de::DeTable;
 
 use super::contradictions::{self, Compared, LimitsCompared, StoreCompared};
-use super::input::{Environment, Overrides, Source, VARIABLES};
+use super::input::{Context, Environment, Overrides, Source, VARIABLES};
 use super::parse::{self, DURATION_MAX, DURATION_MIN};
 use super::report::{Origin, Rejected, Report};
 use super::routing::{self, RouteRead};
-use super::section::{Context, Section};
+use super::section::Section;
 use super::store_url;
 use super::value::{Read, nearest};
 use super::{Config, Limits, LogConfig, ServerTls, StoreConfig, TenantConfig, TokenConfig};
@@ -93,7 +93,7 @@ fn with_file<T>(
             Ok(source) => Some(source),
             Err(problem) => {
                 let path = given.text.to_string_lossy();
-                report.error(&given.origin, format!("the file `{path}`: {problem}"));
+                report.error(&given.origin, format!("the file `{path}` {problem}"));
                 return None;
             }
         },
@@ -125,7 +125,7 @@ fn note_syntax(source: &Source, syntax: &[toml::de::Error], report: &mut Report)
         report
             .errors
             .retain(|other| !same_line(&other.origin, &origin));
-        report.error(&origin, format!("no TOML: {}", error.message()));
+        report.error(&origin, format!("not TOML: {}", error.message()));
     }
 }
 
@@ -146,6 +146,7 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
         "127.0.0.1:9090",
         parse::address,
     );
+    report.merge(std::mem::take(&mut top.report));
     let tls = top.has("tls").then(|| read_tls(top.table("tls"), report));
     let (store, store_compared) = read_store(top.table("store"), overrides, report);
     let tenant = read_tenant(top.table("tenant"), overrides, report);
@@ -193,7 +194,7 @@ fn read_store(
     report: &mut Report,
 ) -> (StoreConfig, StoreCompared) {
     let given = overrides.store.as_ref();
-    let url = section.url_or_given("url", given, "sqlite:oncegate.db", store_url::parse);
+    let url = section.text_or_given("url", given, "sqlite:oncegate.db", store_url::parse);
     warn_of_password(&url, report);
     let mut migrate = section.switch("migrate", "true").value;
     if overrides.no_migrate {

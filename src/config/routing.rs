@@ -305,7 +305,10 @@ fn read_route(
             .value,
         body_max: section.size("body_max", "10MiB", 1..=BODY_BYTES_MAX),
         store_body_max: section.size("store_body_max", "1MiB", 1..=BODY_BYTES_MAX),
-        fingerprint: read_fingerprint(section.table("fingerprint"), report),
+        fingerprint: {
+            let fingerprint = section.table("fingerprint");
+            read_fingerprint(fingerprint, &mut section.report)
+        },
     };
     report.merge(section.finish());
     route

@@ -10,19 +10,10 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::input::{Environment, Given, Source, follow};
+use super::input::{Context, Given, follow};
 use super::parse;
 use super::report::{Origin, Report, Setting};
 use super::value::{Kind, Read, Shown, Written, decimal, fitting, nearest};
-
-/// What every section needs to know.
-#[derive(Clone, Copy)]
-pub(super) struct Context<'a> {
-    pub(super) source: Option<&'a Source>,
-    pub(super) environment: &'a Environment,
-    /// Whether the file's syntax is sound. If not, what seems missing may be there.
-    pub(super) complete: bool,
-}
 
 /// One table, or the absence of one.
 pub(super) struct Section<'a> {
@@ -124,18 +115,6 @@ impl<'a> Section<'a> {
         self.defaulted(key, written, default, Shown::Whole, parse)
     }
 
-    /// A URL that may hold a password, unless a flag or variable gives it.
-    pub(super) fn url_or_given(
-        &mut self,
-        key: &'static str,
-        given: Option<&Given>,
-        default: &str,
-        parse: impl Fn(&str) -> Result<String, String>,
-    ) -> Read<String> {
-        let written = self.given(key, given);
-        self.defaulted(key, written, default, Shown::WithoutPassword, parse)
-    }
-
     /// A text without a default.
     pub(super) fn text_if_any<T>(
         &mut self,
@@ -201,7 +180,8 @@ impl<'a> Section<'a> {
         default: &str,
         bounds: RangeInclusive<Duration>,
     ) -> Read<Duration> {
-        self.text(key, default, parse::duration(bounds))
+        let written = self.written(key, Kind::Duration);
+        self.defaulted(key, written, default, Shown::Whole, parse::duration(bounds))
     }
 
     pub(super) fn size<T: TryFrom<u64>>(
@@ -369,7 +349,7 @@ impl<'a> Section<'a> {
             Err(problem) => {
                 let name = self.full_name(key);
                 self.report
-                    .error(&origin, format!("{name} = {told:?}: {problem}"));
+                    .error(&origin, format!("{name} = {told:?} {problem}"));
                 None
             }
         }
@@ -392,8 +372,11 @@ impl<'a> Section<'a> {
                 })
                 .collect();
         }
-        let texts: Vec<&str> = elements.iter().map(|element| &*element.text).collect();
-        let written = texts.join(", ");
+        let texts = elements
+            .iter()
+            .map(|element| Shown::Whole.told(&element.text));
+        let texts: Vec<String> = texts.collect();
+        let written = format!("[{}]", texts.join(", "));
         self.note(key, &written, &origin);
         let mut values = Vec::new();
         for element in elements {
@@ -404,7 +387,7 @@ impl<'a> Section<'a> {
                 Err(problem) => {
                     sound = false;
                     let name = self.full_name(key);
-                    let told = &element.text;
+                    let told = Shown::Whole.told(&element.text);
                     self.report
                         .error(&element.origin, format!("{name}: {told:?} {problem}"));
                 }
@@ -466,7 +449,7 @@ impl<'a> Section<'a> {
     ) -> Option<Written> {
         let origin = self.place(value.span().start);
         let text = match (value.get_ref(), kind) {
-            (DeValue::String(text), Kind::Text | Kind::Size) => text.to_string(),
+            (DeValue::String(text), Kind::Text | Kind::Duration | Kind::Size) => text.to_string(),
             (DeValue::Integer(number), Kind::Count | Kind::Size) => decimal(number),
             (DeValue::Boolean(value), Kind::Switch) => value.to_string(),
             (other, _) => {

@@ -24,6 +24,7 @@ pub(super) struct Read<T> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
+    Duration,
     Count,
     Size,
     Switch,
@@ -32,9 +33,9 @@ pub(super) enum Kind {
 /// How a value is told in the settings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shown {
+    /// As it was written, but for the password of a URL.
     Whole,
     Never,
-    WithoutPassword,
 }
 
 /// A value as it stands somewhere.
@@ -55,6 +56,7 @@ impl Kind {
     pub(super) fn wanted(self) -> &'static str {
         match self {
             Self::Text => "a text in quotes",
+            Self::Duration => "a number with its unit in quotes, such as \"25s\"",
             Self::Count => "a whole number without quotes",
             Self::Size => "bytes as a whole number, or a text such as \"10MiB\"",
             Self::Switch => "true or false without quotes",
@@ -66,9 +68,8 @@ impl Shown {
     /// What may be told of a value that was written like this.
     pub(super) fn told(self, text: &str) -> String {
         match self {
-            Self::Whole => text.to_owned(),
+            Self::Whole => store_url::without_password(text),
             Self::Never => "(hidden)".to_owned(),
-            Self::WithoutPassword => store_url::without_password(text),
         }
     }
 }

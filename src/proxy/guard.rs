@@ -179,7 +179,7 @@ impl Guard {
             let response = self
                 .0
                 .passthrough
-                .answer_whole(policy, request, &peer)
+                .answer_whole(request, &peer, policy)
                 .await;
             return Ok(Prepared::OptedOut(response));
         };
@@ -265,7 +265,7 @@ impl Guard {
         let policy = &guarded.ask.policy;
         let passthrough = &self.0.passthrough;
         let response = passthrough
-            .answer_whole(policy, request, &guarded.peer)
+            .answer_whole(request, &guarded.peer, policy)
             .await;
         let (parts, body) = response.into_parts();
         Answer::executed(parts, body, Status::Bypassed, None)

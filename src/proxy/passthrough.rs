@@ -197,7 +197,7 @@ impl Passthrough {
 }
 
 /// A problem as an answer with a body.
-fn problem_response(problem: Problem) -> Response<Body> {
+pub fn problem_response(problem: Problem) -> Response<Body> {
     problem
         .into_response()
         .map(|bytes| Full::new(bytes).map_err(BoxError::from).boxed_unsync())

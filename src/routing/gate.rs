@@ -275,10 +275,7 @@ impl Gate {
 }
 
 /// Whether a hint from another gateway concerns this record.
-pub(super) fn concerns(
-    hint: &Result<Wakeup, RecvError>,
-    record: u64,
-) -> bool {
+pub(super) fn concerns(hint: &Result<Wakeup, RecvError>, record: u64) -> bool {
     match hint {
         Ok(Wakeup::Records(records)) => records.contains(&record),
         Ok(Wakeup::Everything) | Err(_) => true,

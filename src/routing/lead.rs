@@ -158,10 +158,7 @@ impl Gate {
         waited: bool,
     ) -> Round {
         if let State::Completed(_, Validity::Valid(left)) = record.state
-            && let Some(decided) = self
-                .0
-                .replay
-                .confirm(&ask.key, decision_id, asked_at, left)
+            && let Some(decided) = self.0.replay.confirm(&ask.key, decision_id, asked_at, left)
         {
             return Round::Done(self.replay(ask, decided, waited));
         }

@@ -82,9 +82,7 @@ impl ReplayCache {
         let now = Instant::now();
         let epoch = self.epoch.load(Ordering::Acquire);
         let found = self.get(key).filter(|entry| {
-            entry.epoch == epoch
-                && now < entry.valid_until
-                && now < entry.confirmed_at + self.trust
+            entry.epoch == epoch && now < entry.valid_until && now < entry.confirmed_at + self.trust
         });
         let result = if found.is_some() { "hit" } else { "miss" };
         metrics::counter!(metric::CACHE_LOOKUPS, "result" => result).increment(1);

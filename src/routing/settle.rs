@@ -148,9 +148,12 @@ impl Gate {
             fingerprint: permit.fingerprint,
         });
         // From before the commit on: trust ends too early at worst.
-        self.0
-            .replay
-            .keep(&permit.key, Arc::clone(&decided), asked_at, permit.valid_for);
+        self.0.replay.keep(
+            &permit.key,
+            Arc::clone(&decided),
+            asked_at,
+            permit.valid_for,
+        );
         metrics::histogram!(metric::OWNER_SECONDS, "pool" => permit.key.pool.as_str().to_owned())
             .record(permit.claimed_at.elapsed());
         if committed.awaited {

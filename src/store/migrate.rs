@@ -14,7 +14,10 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{ConnectOptions, Connection, PgConnection, SqliteConnection};
 
+use tokio::time::Instant;
+
 use super::open::{OpenError, Target};
+use super::postgres::connect_plain;
 use super::sqlite::FileLock;
 
 /// Where the applied migrations are listed; our own table, since the database may be shared with a
@@ -24,6 +27,8 @@ const TABLE: &str = "eec_migration";
 const TRIES_MAX: u32 = 5;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long connecting to PostgreSQL may take.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long `apply` waits for another process that may be migrating the same file.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
@@ -51,8 +56,8 @@ pub async fn pending(url: &str) -> Result<Vec<Step>, OpenError> {
             let mut conn = options.connect().await.map_err(OpenError::Unreachable)?;
             sqlite(&mut conn, false).await
         }
-        Target::Postgres(options) => {
-            let mut conn = postgres_connect(*options).await?;
+        Target::Postgres(hosts) => {
+            let mut conn = postgres_connect(&hosts).await?;
             postgres(&mut conn, false).await
         }
     }
@@ -74,8 +79,8 @@ pub async fn apply(url: &str) -> Result<Vec<Step>, OpenError> {
             conn.close().await.map_err(OpenError::Unreachable)?;
             done
         }
-        Target::Postgres(options) => {
-            let mut conn = postgres_connect(*options).await?;
+        Target::Postgres(hosts) => {
+            let mut conn = postgres_connect(&hosts).await?;
             postgres(&mut conn, true).await
         }
     }
@@ -211,7 +216,6 @@ fn sqlite_options(path: &Path) -> SqliteConnectOptions {
         .disable_statement_logging()
 }
 
-async fn postgres_connect(options: PgConnectOptions) -> Result<PgConnection, OpenError> {
-    let options = options.statement_cache_capacity(0);
-    options.connect().await.map_err(OpenError::Unreachable)
+async fn postgres_connect(hosts: &[PgConnectOptions]) -> Result<PgConnection, OpenError> {
+    connect_plain(hosts, Instant::now() + CONNECT_MAX).await
 }

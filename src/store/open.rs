@@ -1,20 +1,40 @@
 //! From the store's URL to a store, and every way in which that fails at start-up.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fmt, io};
 
 use sqlx::migrate::MigrateError;
 use sqlx::postgres::PgConnectOptions;
+use tokio_util::task::TaskTracker;
 
-use super::StoreError;
+use super::postgres::{self, PostgresStore};
+use super::sqlite::SqliteStore;
+use super::{Store, StoreError};
+use crate::config::StoreConfig;
+
+/// Opens the store that the configuration names. Its tasks run on `tracker` and end when it is
+/// closed.
+///
+/// # Errors
+/// When it can't be used; each kind tells what to do.
+pub async fn open(
+    config: &StoreConfig,
+    tracker: &TaskTracker,
+) -> Result<Arc<dyn Store>, OpenError> {
+    match Target::parse(&config.url)? {
+        Target::Sqlite(path) => Ok(Arc::new(SqliteStore::open(&path, config.migrate).await?)),
+        Target::Postgres(_) => Ok(Arc::new(PostgresStore::open(config, tracker).await?)),
+    }
+}
 
 /// What a store's URL names.
 #[derive(Clone)]
 pub enum Target {
     /// One SQLite file.
     Sqlite(PathBuf),
-    /// A PostgreSQL database, its password included.
-    Postgres(Box<PgConnectOptions>),
+    /// A PostgreSQL database, by each of the hosts that may have it; passwords included.
+    Postgres(Vec<PgConnectOptions>),
 }
 
 /// Why there is no store to start with. No text here repeats the URL: it may hold a password.
@@ -49,6 +69,14 @@ pub enum OpenError {
         "the database can't be reached or does not let us in; check that it runs, and host, port, database, user and password in the store's URL"
     )]
     Unreachable(#[source] sqlx::Error),
+    /// The server is older than any that is supported.
+    #[error("the database is PostgreSQL {found}; Oncegate needs {least} or newer")]
+    TooOld {
+        /// The server's major version.
+        found: u32,
+        /// The oldest one that will do.
+        least: u32,
+    },
     /// A newer program has migrated the schema.
     #[error(
         "the database has schema version {database}, this program knows none above {program}; start the newer program again, or restore a backup from before its migration"
@@ -89,10 +117,7 @@ impl Target {
             return sqlite_path(rest.strip_prefix("//").unwrap_or(rest));
         }
         if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-            return url
-                .parse()
-                .map(|options| Self::Postgres(Box::new(options)))
-                .map_err(|_| OpenError::Url("it begins like PostgreSQL's but does not parse"));
+            return postgres::hosts(url).map(Self::Postgres);
         }
         Err(OpenError::Url(
             "it begins neither with sqlite: nor with postgres://",

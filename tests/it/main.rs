@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod admin;
+mod cli;
+mod config;
 mod openapi;
 mod promises;
 mod store_conformance;
@@ -10,3 +12,4 @@ mod store_group;
 mod support;
 mod tidy;
 mod upkeep;
+mod upstream;

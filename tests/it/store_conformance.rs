@@ -8,6 +8,7 @@ mod claims;
 pub mod fixture;
 mod model;
 mod operators;
+mod postgres;
 mod rows;
 mod settling;
 mod sqlite;
