@@ -108,6 +108,7 @@ impl Bench {
         let requests = self.upstream.requests();
         for seen in requests.iter().filter(|seen| seen.complete) {
             let key = seen.header("idempotency-key").concat();
+            let key = key.trim_matches('"').to_owned();
             let tenant = seen.header("x-tenant").concat();
             let guarded = matches!(seen.method.as_str(), "POST" | "PATCH");
             if guarded && !key.is_empty() {
