@@ -154,7 +154,7 @@ impl Passthrough {
         pace: &Pace,
         policy: &Policy,
     ) -> Result<Response<Body>, Problem> {
-        let progress = SendProgress::default();
+        let progress = SendProgress::new();
         let mut call = pin!(self.upstreams.send(&policy.pool, request, &progress));
         loop {
             let deadline = pace.last() + policy.timeout;
@@ -178,6 +178,8 @@ impl Passthrough {
     /// Copies between the two ends of an upgraded connection until both have closed, or one broke.
     fn join(&self, client: OnUpgrade, server: OnUpgrade, peer: Peer) {
         let copying = async move {
+            // All of it, not its address alone: it holds the connection's slot.
+            let peer = peer;
             let (client, server) = match tokio::try_join!(client, server) {
                 Ok(both) => both,
                 Err(error) => {

@@ -32,6 +32,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long `apply` waits for another process that may be migrating the same file.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
+/// What sqlx prepares to list migrations stays on the server's connection, which a transaction
+/// pooler hands to others, who may use the same names.
+const FORGET: &str = "deallocate all";
+/// What an earlier program may have left there would be in our way.
+const POSTGRES_BEGIN: &str = "begin; deallocate all";
+
 /// One migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
@@ -130,15 +136,19 @@ pub async fn postgres(conn: &mut PgConnection, apply: bool) -> Result<Vec<Step>,
 async fn postgres_once(conn: &mut PgConnection, apply: bool) -> Result<Vec<Step>, OpenError> {
     let migrator = postgres_migrator();
     let listed = "select to_regclass('eec_migration') is not null";
-    let mut tx = conn.begin().await.map_err(OpenError::Unreachable)?;
+    let begin = conn.begin_with(POSTGRES_BEGIN).await;
+    let mut tx = begin.map_err(OpenError::Unreachable)?;
     let listed = sqlx::query_scalar(listed).fetch_one(&mut *tx).await;
     let missing = missing(&mut *tx, &migrator, listed.map_err(OpenError::Unreachable)?).await?;
     if apply && !missing.is_empty() {
         let run = migrator.run_direct(None, &mut *tx, false).await;
         run.map_err(OpenError::Migration)?;
     }
-    tx.commit()
-        .await
+    let end = async {
+        sqlx::raw_sql(FORGET).execute(&mut *tx).await?;
+        tx.commit().await
+    };
+    end.await
         .map_err(|error| OpenError::Migration(error.into()))?;
     Ok(missing)
 }

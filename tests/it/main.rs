@@ -5,10 +5,12 @@
 mod admin;
 mod cli;
 mod config;
+mod listener;
 mod openapi;
 mod promises;
 mod store_conformance;
 mod store_group;
+mod store_postgres;
 mod support;
 mod tidy;
 mod upkeep;
