@@ -18,6 +18,8 @@ mod operators;
 mod records;
 mod rows;
 mod secrets;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod writer;
 
