@@ -4,3 +4,4 @@
 
 mod store_conformance;
 mod store_group;
+mod store_open;
