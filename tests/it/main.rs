@@ -15,3 +15,4 @@ mod support;
 mod tidy;
 mod upkeep;
 mod upstream;
+mod store_open;

@@ -78,7 +78,7 @@ pub async fn find(
     let found = failure::sort(found, Stage::Before)?;
     let found = found.iter().map(|row| {
         let cells = Cells::new(row, DECISIONS);
-        let answered = cells.get::<Option<i64>>("answer_status")?.is_some();
+        let answered = cells.find::<i64>("answer_status")?.is_some();
         Ok(Found {
             record: rows::record(row, now_ms)?,
             answer_status: answered
@@ -113,7 +113,10 @@ pub async fn resolve(
             if !open || completion.key != *key || completion.token != record.token {
                 return Ok(Resolved::WrongState);
             }
-            records::complete_one(connection, now_ms, completion).await?;
+            let committed = records::complete_one(connection, now_ms, completion).await?;
+            if committed.is_none() {
+                return Ok(Resolved::WrongState);
+            }
         }
         Verdict::NeverHappened => {
             if !open {
