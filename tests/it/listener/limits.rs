@@ -1,11 +1,14 @@
 //! Every limit that a client can run into.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::{Http2, to};
+use super::client::{Http2, Raw, to};
 use super::server::{Server, answer, limits};
+
+const ASK: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
 /// Short, since tests wait for it to pass.
 const HEADER_TIMEOUT: Duration = Duration::from_millis(300);
@@ -19,7 +22,12 @@ async fn server(change: impl FnOnce(&mut oncegate::config::Limits)) -> Server {
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
     let server = server(|limits| limits.header_bytes_max = 16 << 10).await;
-    let head = |bytes| format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(bytes));
+    let head = |bytes| {
+        format!(
+            "GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n",
+            "x".repeat(bytes)
+        )
+    };
     let mut client = server.connect().await;
     client.send(head(15 << 10)).await;
     assert_eq!(client.answer().await.status, 200);
@@ -28,7 +36,9 @@ async fn a_head_that_is_too_large_is_refused() {
     assert_eq!(client.rest().await, b"");
 
     let mut client = server.connect().await;
-    client.send(format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(101))).await;
+    client
+        .send(format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(101)))
+        .await;
     assert_eq!(client.answer().await.status, 431);
 
     let client = Http2::connect(server.addr).await;
@@ -42,7 +52,11 @@ async fn a_head_that_is_too_large_is_refused() {
 #[tokio::test]
 async fn a_head_that_does_not_come_to_its_end_in_time_ends_the_connection() {
     let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
-    for begun in ["GET / HT", "GET / HTTP/1.1\r\nHost: a\r\n", "PRI * HTTP/2.0\r\n"] {
+    for begun in [
+        "GET / HT",
+        "GET / HTTP/1.1\r\nHost: a\r\n",
+        "PRI * HTTP/2.0\r\n",
+    ] {
         let started = Instant::now();
         let mut client = server.connect().await;
         client.send(begun).await;
@@ -90,13 +104,17 @@ async fn a_slow_handler_or_body_is_no_slow_head() {
     let mut limits = limits();
     limits.header_timeout = HEADER_TIMEOUT;
     let server = Server::with(limits, None, |request, _| async move {
-        let body = http_body_util::BodyExt::collect(request.into_body()).await.unwrap();
+        let body = http_body_util::BodyExt::collect(request.into_body())
+            .await
+            .unwrap();
         tokio::time::sleep(HEADER_TIMEOUT * 2).await;
         answer(200, body.to_bytes())
     })
     .await;
     let mut client = server.connect().await;
-    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\no").await;
+    client
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\no")
+        .await;
     tokio::time::sleep(HEADER_TIMEOUT * 2).await;
     client.send("k").await;
     assert_eq!(client.answer().await.text(), "ok");
@@ -105,14 +123,13 @@ async fn a_slow_handler_or_body_is_no_slow_head() {
 #[tokio::test]
 async fn beyond_the_limit_connections_wait_for_a_slot_and_none_is_reset() {
     let server = server(|limits| limits.connections_max = 2).await;
-    let ask = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let mut open = [server.connect().await, server.connect().await];
     for client in &mut open {
-        client.send(ask).await;
+        client.send(ASK).await;
         assert_eq!(client.answer().await.text(), "served");
     }
     let mut waiting = server.connect().await;
-    waiting.send(ask).await;
+    waiting.send(ASK).await;
     let early = tokio::time::timeout(Duration::from_millis(200), waiting.answer()).await;
     assert!(early.is_err(), "there was no slot: {early:?}");
     assert_eq!(server.calls(), 2);
@@ -133,4 +150,53 @@ async fn an_http2_connection_has_so_many_requests_open_and_no_more() {
         tokio::task::yield_now().await;
     }
     assert_eq!(client.sender.current_max_send_streams(), 128);
+}
+
+/// Serves until its standard input ends.
+#[tokio::test]
+#[ignore = "run by the test below, in a process with few file descriptors"]
+async fn a_server_of_its_own_process() {
+    let server = server(|_| {}).await;
+    println!("listening on {} ", server.addr);
+    let input = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    let _ = tokio::task::spawn_blocking(input).await;
+}
+
+#[tokio::test]
+async fn running_out_of_file_descriptors_is_survived() {
+    let this = std::env::current_exe().unwrap();
+    let name = "listener::limits::a_server_of_its_own_process";
+    let limited = "ulimit -n 40 && exec \"$0\" --ignored --exact --nocapture \"$1\"";
+    let mut child = tokio::process::Command::new("sh")
+        .args(["-c", limited])
+        .args([this.as_os_str(), name.as_ref()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut output = Raw::over(tokio::io::join(
+        child.stdout.take().unwrap(),
+        tokio::io::sink(),
+    ));
+    output.until(b"listening on ").await.unwrap();
+    let addr = String::from_utf8(output.until(b" ").await.unwrap()).unwrap();
+    let addr = addr.trim().parse().unwrap();
+
+    let mut clients = Vec::new();
+    for _ in 0..60 {
+        let mut client = Raw::connect(addr).await;
+        client.send(ASK).await;
+        clients.push(client);
+    }
+    assert_eq!(clients[0].answer().await.text(), "served");
+    let last = clients.last_mut().unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(500), last.answer()).await;
+    assert!(early.is_err(), "it was not accepted: {early:?}");
+    // Those that were accepted are served on, and make room for the others.
+    clients[0].send(ASK).await;
+    assert_eq!(clients[0].answer().await.text(), "served");
+    let mut last = clients.pop().unwrap();
+    drop(clients);
+    assert_eq!(last.answer().await.text(), "served");
 }

@@ -11,9 +11,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use oncegate::config::{Limits, PathPattern, PoolConfig, Route};
 use oncegate::domain::fingerprint::FingerprintRules;
-use oncegate::domain::policy::{
-    Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy,
-};
+use oncegate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy};
 use oncegate::domain::scope::PoolId;
 use oncegate::proxy::forward::Forwarding;
 use oncegate::proxy::listener::{self, Peer, Shutdown, Tls};
@@ -48,12 +46,7 @@ impl Server {
         Self::until(Shutdown::default(), limits, tls, handler).await
     }
 
-    async fn until<H, F>(
-        shutdown: Shutdown,
-        limits: Limits,
-        tls: Option<Tls>,
-        handler: H,
-    ) -> Self
+    async fn until<H, F>(shutdown: Shutdown, limits: Limits, tls: Option<Tls>, handler: H) -> Self
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
@@ -71,7 +64,12 @@ impl Server {
         let mut running = JoinSet::new();
         let run = shutdown.clone();
         running.spawn(async move { listener::run(socket, tls, &limits, counting, run).await });
-        Self { addr, shutdown, calls, running }
+        Self {
+            addr,
+            shutdown,
+            calls,
+            running,
+        }
     }
 
     /// Requests that reached the handler.
@@ -119,7 +117,9 @@ async fn describe(request: Request<Incoming>) -> Response<Body> {
 }
 
 pub fn answer(status: u16, body: impl Into<Bytes>) -> Response<Body> {
-    let body = Full::new(body.into()).map_err(BoxError::from).boxed_unsync();
+    let body = Full::new(body.into())
+        .map_err(BoxError::from)
+        .boxed_unsync();
     Response::builder().status(status).body(body).unwrap()
 }
 
@@ -132,11 +132,11 @@ pub struct Gateway {
 impl Gateway {
     /// Every path goes to this target.
     pub async fn to(target: &str) -> Self {
-        Self::with(target, limits(), Duration::from_secs(10)).await
+        Self::with(pool(target), limits(), Duration::from_secs(10)).await
     }
 
-    pub async fn with(target: &str, limits: Limits, timeout: Duration) -> Self {
-        let upstreams = Upstreams::new(&[pool(target)], TaskTracker::new()).unwrap();
+    pub async fn with(pool: PoolConfig, limits: Limits, timeout: Duration) -> Self {
+        let upstreams = Upstreams::new(&[pool], TaskTracker::new()).unwrap();
         let (shutdown, tunnels) = (Shutdown::default(), TaskTracker::new());
         let passthrough = Passthrough::new(
             upstreams,
@@ -157,7 +157,9 @@ impl Gateway {
                     }
                     Err(problem) => {
                         let body = |bytes| Full::new(bytes).map_err(BoxError::from);
-                        problem.into_response().map(|bytes| body(bytes).boxed_unsync())
+                        problem
+                            .into_response()
+                            .map(|bytes| body(bytes).boxed_unsync())
                     }
                 }
             }
@@ -171,15 +173,15 @@ impl Gateway {
     }
 }
 
-fn pool(target: &str) -> PoolConfig {
+pub fn pool(target: &str) -> PoolConfig {
     PoolConfig {
         id: PoolId::new("p").unwrap(),
         targets: vec![target.parse().unwrap()],
         connect_timeout: Duration::from_secs(5),
         connections_max: 50,
         queue_timeout: Duration::from_secs(5),
-        idle_timeout: Duration::from_secs(60),
-        connection_age_max: Duration::from_secs(60),
+        idle_timeout: Duration::from_mins(1),
+        connection_age_max: Duration::from_mins(1),
         http2: false,
         ca: None,
         preserve_host: true,
