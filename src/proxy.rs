@@ -1,19 +1,25 @@
 //! HTTP in, HTTP out: what stands between clients and the services behind the gateway.
 //!
-//! Reading order: [`listener`] accepts and frames, [`matching`] finds the route, [`capture`] takes
-//! a guarded body in whole, [`forward`] does the headers between the two hops, [`upstream`] calls
-//! a service, [`passthrough`] streams what is not guarded. No record is judged here.
+//! Reading order: [`listener`] accepts and frames, [`matching`] finds the route, [`passthrough`]
+//! streams what is not guarded, and [`guard`] walks what is: [`capture`] the body, find the
+//! [`tenant`], ask the gate, make the [`exchange`] with an [`upstream`], settle, [`answer`].
+//! Headers change between the two hops in [`forward`] only. No record is judged here.
 
-use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-
+pub mod answer;
 pub mod capture;
+mod coding;
+mod exchange;
 pub mod forward;
 mod framing;
+pub mod guard;
 pub mod listener;
 pub mod matching;
 pub mod passthrough;
+pub mod tenant;
 pub mod upstream;
+
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
 
 /// Why a body broke off; goes to the log, never to a client.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

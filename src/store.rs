@@ -12,6 +12,8 @@
 //!   answer: claims are recognised by their token, completions by their decision id.
 
 pub mod group;
+pub mod migrate;
+pub mod open;
 pub mod postgres;
 pub mod sqlite;
 
@@ -22,12 +24,12 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio::sync::broadcast;
 
-use crate::domain::fingerprint::Secret;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
+use crate::domain::secret::Secret;
 
 /// Why an operation gave no result.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +63,18 @@ impl StoreError {
     #[must_use]
     pub fn may_have_happened(&self) -> bool {
         matches!(self, Self::Ambiguous(_) | Self::Inconsistent { .. })
+    }
+
+    /// The metrics' word for it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "unavailable",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::Refused(_) => "refused",
+            Self::Inconsistent { .. } => "inconsistent",
+            Self::Closed => "closed",
+        }
     }
 }
 
@@ -109,6 +123,20 @@ pub enum Verdict {
     /// The upstream never ran: to `failed_before_commit`, reclaimable.
     NeverHappened,
 }
+
+impl Verdict {
+    /// The word for it in the audit log.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Happened(_) => "happened",
+            Self::NeverHappened => "never_happened",
+        }
+    }
+}
+
+/// The audit log's word for a record that an operator deleted.
+pub const PURGED: &str = "purged";
 
 /// An operator's act, for the audit log; written in the same transaction as what it did.
 #[derive(Clone, Debug)]
@@ -174,7 +202,7 @@ pub trait Store: Send + Sync + 'static {
     // --- records, hot ---
 
     /// Inserts each claim where no row is, and looks at the row, in a new statement, where one is.
-    /// A row that already bears the claim's token was won before.
+    /// A row that already bears the claim's token and is still `pending` was won before.
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError>;
 
     /// Claims a row that bears `seen` and is `failed_before_commit`, or `completed` past validity
@@ -246,7 +274,8 @@ pub trait Store: Send + Sync + 'static {
     async fn find(&self, search: &Search) -> Result<Vec<Found>, StoreError>;
 
     /// Resolves a record. Allowed from `outcome_unknown`, and from `pending` once its lease is
-    /// over. `NeverHappened` is refused before `owner_time_max` has passed since the last claim.
+    /// over or when it has none. `Happened` is guarded by its completion's token; `NeverHappened`
+    /// is refused before `owner_time_max` has passed since the last claim.
     async fn resolve(
         &self,
         key: &RecordKey,

@@ -4,13 +4,17 @@
 -- distribution key, so the same schema runs on one PostgreSQL, on a hash-partitioned one and on a
 -- distributed one. No sequences, no foreign keys between hot tables, no triggers, no advisory locks.
 --
--- No index names a column that changes after the claim: a single one, even partial, would end
--- HOT updates of the record table.
+-- No index names a column that a completion changes: a single one, even partial, would end HOT
+-- updates of the record table. The two generated columns are null before and after an ordinary
+-- completion, so their indexes cost it nothing.
+--
+-- Keys are compared byte for byte (collation "C"): prefix searches use the index, and a new
+-- version of the system's collations can't break it.
 
 create table eec_routing_idempotency (
-    tenant_scope        text        not null,
-    pool_id             text        not null,
-    idempotency_key     text        not null,
+    tenant_scope        text        collate "C" not null,
+    pool_id             text        collate "C" not null,
+    idempotency_key     text        collate "C" not null,
     status              text        not null default 'pending'
                         check (status in ('pending', 'completed', 'failed_before_commit', 'outcome_unknown')),
     -- Stamped at every claim, never reused.
@@ -38,17 +42,31 @@ create table eec_routing_idempotency (
     created_at          timestamptz not null default now(),
     -- Set at each claim, else unchanged, so that its index keeps updates HOT.
     reserved_at         timestamptz not null default now(),
+    -- Set while the outcome is unknown, so that such rows are found at once.
+    unknown_reserved_at       timestamptz generated always as
+                        (case when status = 'outcome_unknown' then reserved_at end) stored,
+    -- Set when no decision's end brings retention to this row.
+    purge_from          timestamptz generated always as
+                        (case when status = 'failed_before_commit'
+                                or (status = 'completed' and tombstone_for_ms > 0)
+                         then valid_until end) stored,
     primary key (tenant_scope, pool_id, idempotency_key)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- How the sweeper and retention find their candidates, oldest first.
+-- How the sweeper finds its candidates, oldest first.
 create index eec_routing_idempotency_reserved_at on eec_routing_idempotency (reserved_at);
+-- How operators and gauges find what nobody knows.
+create index eec_routing_idempotency_unknown on eec_routing_idempotency (unknown_reserved_at)
+    where unknown_reserved_at is not null;
+-- How retention finds what has no decision, or outlives it.
+create index eec_routing_idempotency_purge on eec_routing_idempotency (purge_from)
+    where purge_from is not null;
 
 create table eec_routing_decision (
-    tenant_scope        text        not null,
+    tenant_scope        text        collate "C" not null,
     decision_id         uuid        not null,
-    pool_id             text        not null,
-    idempotency_key     text        not null,
+    pool_id             text        collate "C" not null,
+    idempotency_key     text        collate "C" not null,
     generation_id       uuid        not null,
     -- 'gateway', or 'operator:NAME'.
     decided_by          text        not null,
@@ -63,6 +81,9 @@ create table eec_routing_decision (
     primary key (tenant_scope, decision_id)
 );
 
+-- How retention finds decisions past their validity, and their records with them.
+create index eec_routing_decision_valid_until on eec_routing_decision (valid_until);
+
 create table eec_secret (
     version             integer     primary key,
     secret              bytea       not null check (length(secret) = 32),
@@ -70,7 +91,7 @@ create table eec_secret (
 );
 
 create table eec_operator_audit (
-    tenant_scope        text        not null,
+    tenant_scope        text        collate "C" not null,
     audit_id            uuid        not null,
     at                  timestamptz not null default now(),
     operator            text        not null,

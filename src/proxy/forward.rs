@@ -15,6 +15,7 @@ use http::{HeaderMap, StatusCode, Uri, Version, request, response};
 
 use super::listener::Peer;
 use crate::domain::message::{self, OWN_HEADERS};
+use crate::problem::{Kind, Problem};
 
 /// Who the gateway is in the `Via` of answers.
 const PSEUDONYM: &str = "oncegate";
@@ -120,6 +121,14 @@ impl Forwarding {
             append(headers, X_FORWARDED_HOST, host.as_str());
         }
     }
+}
+
+/// What a request is told that this gateway has passed on before.
+pub fn loop_problem() -> Problem {
+    Problem::new(
+        Kind::RequestInvalid,
+        "the gateway's routes lead back to itself; correct a pool's targets",
+    )
 }
 
 /// The answer as the client is to see it. To be done with every answer on its way out, a replayed

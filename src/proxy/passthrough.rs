@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, request};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -89,25 +89,40 @@ impl Passthrough {
         Response::from_parts(head, body)
     }
 
+    /// Likewise for a request whose body is here already.
+    pub async fn answer_whole(
+        &self,
+        request: Request<Bytes>,
+        peer: &Peer,
+        policy: &Policy,
+    ) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let answered = match self.outgoing(head, peer) {
+            Ok(head) => {
+                let request = Request::from_parts(head, OutBody::Full(body));
+                self.call(request, &Pace::new(), policy).await
+            }
+            Err(problem) => Err(problem),
+        };
+        let (mut head, body) = match answered {
+            Ok(response) => response.into_parts(),
+            Err(problem) => return problem_response(problem),
+        };
+        forward::response(&mut head);
+        Response::from_parts(head, body)
+    }
+
     async fn send(
         &self,
         mut request: Request<Incoming>,
         peer: &Peer,
         policy: &Policy,
     ) -> Result<(Response<Body>, Option<OnUpgrade>), Problem> {
-        if self.forwarding.is_loop(request.headers()) {
-            return Err(Problem::new(
-                Kind::RequestInvalid,
-                "the gateway's routes lead back to itself; correct a pool's targets",
-            ));
-        }
         let upgrade = matching::wants_upgrade(request.version(), request.headers())
             .then(|| hyper::upgrade::on(&mut request));
         let protocol = request.headers().get(UPGRADE).cloned();
         let (head, body) = request.into_parts();
-        let authority = matching::authority(head.version, &head.uri, &head.headers)
-            .map_err(|error| Problem::new(Kind::RequestInvalid, error.to_string()))?;
-        let mut head = self.forwarding.request(head, authority.as_ref(), peer);
+        let mut head = self.outgoing(head, peer)?;
         if upgrade.is_some() {
             ask_to_upgrade(&mut head.headers, protocol);
         }
@@ -121,6 +136,16 @@ impl Passthrough {
         let request = Request::from_parts(head, body);
         let response = self.call(request, &pace, policy).await?;
         Ok((response, upgrade))
+    }
+
+    /// The request's head as the upstream is to see it.
+    fn outgoing(&self, head: request::Parts, peer: &Peer) -> Result<request::Parts, Problem> {
+        if self.forwarding.is_loop(&head.headers) {
+            return Err(forward::loop_problem());
+        }
+        let authority = matching::authority(head.version, &head.uri, &head.headers)
+            .map_err(|error| Problem::new(Kind::RequestInvalid, error.to_string()))?;
+        Ok(self.forwarding.request(head, authority.as_ref(), peer))
     }
 
     async fn call(
@@ -174,7 +199,7 @@ impl Passthrough {
 }
 
 /// A problem as an answer with a body.
-fn problem_response(problem: Problem) -> Response<Body> {
+pub fn problem_response(problem: Problem) -> Response<Body> {
     problem
         .into_response()
         .map(|bytes| Full::new(bytes).map_err(BoxError::from).boxed_unsync())

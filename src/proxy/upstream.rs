@@ -141,7 +141,8 @@ impl std::error::Error for SendError {
 }
 
 impl SendError {
-    fn unsent(kind: SendErrorKind) -> Self {
+    /// Of a call that certainly reached no upstream.
+    pub(in crate::proxy) fn unsent(kind: SendErrorKind) -> Self {
         Self {
             sent: Sent::No,
             kind,

@@ -2,5 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod admin;
+mod cli;
+mod config;
 mod listener;
+mod openapi;
+mod store_conformance;
+mod store_group;
 mod support;
+mod upkeep;
+mod upstream;

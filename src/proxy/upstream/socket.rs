@@ -21,14 +21,31 @@ const HANDED: u8 = 1;
 const ABANDONED: u8 = 2;
 
 /// How far one call has come; shared between the caller and the connections that are tried.
-#[derive(Clone, Debug, Default)]
-pub struct SendProgress(Arc<AtomicU8>);
+#[derive(Clone, Default)]
+pub struct SendProgress(Arc<Progress>);
+
+#[derive(Default)]
+struct Progress {
+    step: AtomicU8,
+    /// Asked once, right before the first byte.
+    may_send: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+}
 
 impl SendProgress {
     /// Of a call that has not begun.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Of a call that may be sent only if `may_send` says so right before its first byte. A call
+    /// that may not counts as abandoned.
+    #[must_use]
+    pub fn only_if(may_send: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Progress {
+            step: AtomicU8::new(NOTHING),
+            may_send: Some(Box::new(may_send)),
+        }))
     }
 
     /// Ends the call, for a caller that dropped or will drop its future. [`Sent::No`]: nothing of
@@ -42,11 +59,15 @@ impl SendProgress {
     }
 
     pub(super) fn is_abandoned(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == ABANDONED
+        self.0.step.load(Ordering::SeqCst) == ABANDONED
     }
 
     /// The request is about to be handed over. False: it must not be.
     pub(super) fn claim(&self) -> bool {
+        let forbidden = || self.0.may_send.as_ref().is_some_and(|may_send| !may_send());
+        if self.0.step.load(Ordering::SeqCst) == NOTHING && forbidden() {
+            let _ = self.step(NOTHING, ABANDONED);
+        }
         !matches!(self.step(NOTHING, HANDED), Err(ABANDONED))
     }
 
@@ -57,7 +78,7 @@ impl SendProgress {
 
     fn step(&self, from: u8, to: u8) -> Result<u8, u8> {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-        self.0.compare_exchange(from, to, success, failure)
+        self.0.step.compare_exchange(from, to, success, failure)
     }
 }
 

@@ -34,7 +34,7 @@ mod reply;
 mod selftest;
 mod tls;
 
-pub use reply::{Gate, Reply, Stream};
+pub use reply::{Gate, Reply};
 pub use tls::Authority;
 
 /// How long [`Upstream::until`] waits.
@@ -94,8 +94,9 @@ impl Seen {
     }
 
     fn finish(mut self, body: Vec<u8>, complete: bool) -> Self {
-        let digest = Sha256::digest(&body);
-        self.sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.sha256 = Sha256::digest(&body)
+            .iter()
+            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
         self.body = body;
         self.complete = complete;
         self

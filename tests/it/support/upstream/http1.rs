@@ -12,16 +12,23 @@ use super::reply::{Framing, Piece, Reply};
 use super::{Counted, Cut, Seen};
 
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Whether `tcp` has the bytes as they are; TLS may have read ahead.
+    const PLAIN: bool;
+
     fn tcp(&self) -> &TcpStream;
 }
 
 impl Socket for TcpStream {
+    const PLAIN: bool = true;
+
     fn tcp(&self) -> &TcpStream {
         self
     }
 }
 
 impl Socket for TlsStream<TcpStream> {
+    const PLAIN: bool = false;
+
     fn tcp(&self) -> &TcpStream {
         self.get_ref().0
     }
@@ -87,18 +94,25 @@ impl<S: Socket> Connection<S> {
         }
     }
 
-    /// Waits for the first byte of a request, without reading it, or until told to end.
+    /// Waits for the first byte of a request, without reading it unless there is TLS, or until
+    /// told to end.
     async fn idle(&mut self) -> Option<Cut> {
         if !self.buffer.is_empty() {
             return None;
         }
         let mut closing = self.counted.shared.closing.subscribe();
         self.counted.set_idle(true);
-        let mut byte = [0];
+        let comes = async {
+            if S::PLAIN {
+                self.io.tcp().peek(&mut [0]).await
+            } else {
+                self.io.read_buf(&mut self.buffer).await
+            }
+        };
         tokio::select! {
-            peeked = self.io.tcp().peek(&mut byte) => {
+            came = comes => {
                 self.counted.set_idle(false);
-                (!matches!(peeked, Ok(1..))).then_some(Cut::Fin)
+                (!matches!(came, Ok(1..))).then_some(Cut::Fin)
             }
             _ = closing.changed() => Some(*closing.borrow()),
         }
@@ -232,6 +246,7 @@ impl<S: Socket> Connection<S> {
                     self.io.flush().await?;
                 }
                 Some(Piece::Cut(cut)) => return Ok(Some(cut)),
+                Some(Piece::Reset(_)) => panic!("there are no streams to reset"),
                 Some(Piece::End) | None => {
                     self.io.write_all(b"0\r\n\r\n").await?;
                     self.io.flush().await?;

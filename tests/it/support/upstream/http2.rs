@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::http1::Socket;
 use super::reply::{Piece, Reply, Reset};
-use super::{Counted, Cut, GoAway, Seen, Shared};
+use super::{Counted, GoAway, Seen, Shared};
 
 pub(super) async fn serve(
     mut io: impl Socket,
@@ -117,10 +117,11 @@ async fn answer(
         };
         match piece {
             Some(Piece::Data(data)) => send.send_data(data, false)?,
-            Some(Piece::Cut(Cut::Fin | Cut::Rst)) => {
-                send.send_reset(Reason::INTERNAL_ERROR);
+            Some(Piece::Reset(reason)) => {
+                send.send_reset(reason);
                 return Ok(());
             }
+            Some(Piece::Cut(_)) => panic!("streams are reset, not cut"),
             Some(Piece::End) | None => return send.send_data(Bytes::new(), true),
         }
     }
@@ -139,6 +140,7 @@ fn map(lines: &[(String, Vec<u8>)]) -> HeaderMap {
 }
 
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const HEADERS: u8 = 1;
 
@@ -155,6 +157,9 @@ async fn go_away(io: &mut impl Socket, goaway: GoAway, shared: &Shared) -> std::
         io.read_exact(&mut payload).await?;
         if header[3] == SETTINGS && header[4] == 0 {
             io.write_all(&frame(SETTINGS, 1, &[])).await?;
+        }
+        if header[3] == PING && header[4] == 0 {
+            io.write_all(&frame(PING, 1, &payload)).await?;
         }
         if header[3] == HEADERS {
             break u32::from_be_bytes([header[5] & 0x7f, header[6], header[7], header[8]]);

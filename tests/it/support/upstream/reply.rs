@@ -68,6 +68,7 @@ pub(super) enum Piece {
     Data(Bytes),
     End,
     Cut(Cut),
+    Reset(h2::Reason),
 }
 
 impl Reply {
@@ -226,9 +227,14 @@ impl Stream {
         let _ = self.0.send(Piece::End).await;
     }
 
-    /// Ends the connection in the middle of the body.
+    /// Ends the connection in the middle of the body (HTTP/1.1 only).
     pub async fn cut(self, cut: Cut) {
         let _ = self.0.send(Piece::Cut(cut)).await;
+    }
+
+    /// Resets the stream in the middle of the body (HTTP/2 only).
+    pub async fn reset(self, reason: h2::Reason) {
+        let _ = self.0.send(Piece::Reset(reason)).await;
     }
 
     /// Waits until nobody listens any more.

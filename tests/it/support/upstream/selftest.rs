@@ -175,6 +175,20 @@ async fn it_streams_and_switches() {
     stream.end().await;
     read_to(&mut socket, "0\r\n\r\n").await;
 
+    let (reply, stream) = Reply::events();
+    let reply = reply.delay(std::time::Duration::from_millis(1));
+    upstream.on_get("/broken").reply(reply);
+    let mut broken = connected(&upstream).await;
+    broken
+        .write_all(b"GET /broken HTTP/1.1\r\n\r\n")
+        .await
+        .unwrap();
+    stream.send("data: 1\n\n").await;
+    read_to(&mut broken, "\r\n\r\n9\r\ndata: 1\n\n\r\n").await;
+    stream.cut(Cut::Rst).await;
+    let end = broken.read(&mut [0]).await;
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+
     upstream.on_get("/ws").reply(Reply::switch("websocket"));
     socket
         .write_all(b"GET /ws HTTP/1.1\r\n\r\nhello")

@@ -1,0 +1,476 @@
+//! Records on the request path. Each operation is one statement for a whole batch, and where some
+//! of the batch got nothing from it, a second one that tells why.
+//!
+//! The second statement is never part of the first: `now()` and the snapshot of a statement are
+//! its own start, and it must see what the others have committed meanwhile.
+
+use std::collections::HashSet;
+
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
+
+use super::batch::{ANY_TOKEN, bind_key, bind_keys, in_doubt, rounds};
+use super::row::{decision, get, ms, record, record_columns, to_ms, to_text, us_from_now};
+use super::run::{Repeat, Runner, Statement, fixed};
+use crate::domain::record::{
+    AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, GenerationId, GiveUp,
+    Heartbeat, Record, Release, Released, Reserved, State, StoredDecision,
+};
+use crate::domain::scope::{RecordKey, TenantScope};
+use crate::store::StoreError;
+
+const RESERVE: &str = concat!(
+    "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, attempt_token,",
+    " generation_id, fingerprint, fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms,",
+    " on_unknown, lease_expires_at)",
+    " select b.*, now() + ",
+    ms!("b.lease_ms"),
+    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::bytea[],",
+    " $7::int[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[])",
+    " as b(tenant_scope, pool_id, idempotency_key, attempt_token, generation_id, fingerprint,",
+    " fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms, on_unknown)",
+    " on conflict (tenant_scope, pool_id, idempotency_key) do nothing",
+    " returning attempt_token",
+);
+
+const LOOK_UP: &str = concat!(
+    "select b.n, ",
+    record_columns!(),
+    " from unnest($1::text[], $2::text[], $3::text[]) with ordinality",
+    " as b(tenant_scope, pool_id, idempotency_key, n)",
+    " join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope",
+    " and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key",
+);
+
+const RECLAIM: &str = concat!(
+    "update eec_routing_idempotency r set status = 'pending', attempt_token = $5,",
+    " generation = r.generation + (r.status = 'completed')::int,",
+    " generation_id = case when r.status = 'completed' then $6 else r.generation_id end,",
+    " maybe_sent = r.maybe_sent and r.status <> 'completed', awaited = false,",
+    " fingerprint = $7, fingerprint_version = $8, lease_ms = $9, valid_for_ms = $10,",
+    " tombstone_for_ms = $11, on_unknown = $12, decision_id = null, valid_until = null,",
+    " lease_expires_at = now() + ",
+    ms!("$9::bigint"),
+    ", reserved_at = now()",
+    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
+    " and r.attempt_token = $4 and (r.status = 'failed_before_commit' or (r.status = 'completed'",
+    " and r.valid_until + ",
+    ms!("r.tombstone_for_ms"),
+    " <= now()))",
+    " returning r.generation, r.generation_id",
+);
+
+const HEARTBEAT: &str = concat!(
+    "update eec_routing_idempotency r set lease_expires_at = now() + ",
+    ms!("b.lease_ms"),
+    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::bigint[]) with ordinality",
+    " as b(tenant_scope, pool_id, idempotency_key, attempt_token, lease_ms, n)",
+    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
+    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
+    " and r.status = 'pending' returning b.n",
+);
+
+const COMPLETE: &str = concat!(
+    "with done as (update eec_routing_idempotency r set status = 'completed',",
+    " decision_id = b.decision_id, valid_until = now() + ",
+    ms!("r.valid_for_ms"),
+    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::text[],",
+    " $7::smallint[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bytea[]) with ordinality",
+    " as b(tenant_scope, pool_id, idempotency_key, attempt_token, decision_id, decided_by,",
+    " answer_status, answer_headers, cors_origin, cors_headers, answer_body, n)",
+    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
+    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
+    " and r.status in ('pending', 'outcome_unknown', 'failed_before_commit')",
+    " returning r.generation_id, r.valid_until, r.awaited, b.*),",
+    " kept as (insert into eec_routing_decision (tenant_scope, decision_id, pool_id,",
+    " idempotency_key, generation_id, decided_by, created_at, valid_until, answer_status,",
+    " answer_headers, cors_origin, cors_headers, answer_body)",
+    " select tenant_scope, decision_id, pool_id, idempotency_key, generation_id, decided_by,",
+    " now(), valid_until, answer_status, answer_headers, cors_origin, cors_headers, answer_body",
+    " from done)",
+    " select n, now() as created_at, valid_until, awaited from done",
+);
+
+const COMPLETED_BEFORE: &str = "select b.n, d.created_at, d.valid_until, r.awaited \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) with ordinality \
+    as b(tenant_scope, pool_id, idempotency_key, decision_id, n) \
+    join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
+    and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
+    and r.status = 'completed' and r.decision_id = b.decision_id \
+    join eec_routing_decision d on d.tenant_scope = b.tenant_scope \
+    and d.decision_id = b.decision_id";
+
+const RELEASE: &str = concat!(
+    "update eec_routing_idempotency r set status = b.target,",
+    " maybe_sent = r.maybe_sent or b.maybe_sent, valid_until = now() + ",
+    ms!("r.valid_for_ms"),
+    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[],",
+    " $7::bool[]) with ordinality as b(tenant_scope, pool_id, idempotency_key, attempt_token,",
+    " target, maybe_sent, from_unknown, n)",
+    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
+    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
+    " and (r.status = 'pending' or (b.from_unknown and r.status = 'outcome_unknown'))",
+    " returning b.n, r.awaited",
+);
+
+const RELEASED_BEFORE: &str = "select b.n, r.awaited \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[]) \
+    with ordinality \
+    as b(tenant_scope, pool_id, idempotency_key, attempt_token, target, maybe_sent, n) \
+    join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
+    and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
+    and r.attempt_token = b.attempt_token and r.status = b.target \
+    and (r.maybe_sent or not b.maybe_sent)";
+
+const RECLAIMED_BEFORE: &str = "select generation, generation_id from eec_routing_idempotency \
+    where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 and attempt_token = $4 \
+    and status = 'pending'";
+
+const MARK_AWAITED: &str = "update eec_routing_idempotency set awaited = true \
+    where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 \
+    and status = 'pending' and not awaited";
+
+const DECISION: &str = concat!(
+    "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin,",
+    " cors_headers, answer_body, ",
+    us_from_now!("valid_until"),
+    " as valid_us",
+    " from eec_routing_decision where tenant_scope = $1 and decision_id = $2",
+);
+
+impl Runner {
+    pub(super) async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
+        let rounds = rounds(claims, |claim| (&claim.key, ANY_TOKEN));
+        // Of several claims for one record only the first can win; the others find its row.
+        let Some(first) = rounds.first() else {
+            return Ok(Vec::new());
+        };
+        let inserted = self
+            .rows(Repeat::Safe, || bind_claims(fixed(RESERVE), claims, first))
+            .await?;
+        let mut won = HashSet::new();
+        for row in &inserted {
+            won.insert(get::<Uuid>(row, "attempt_token")?);
+        }
+        let lost: Vec<usize> = rounds
+            .concat()
+            .into_iter()
+            .filter(|index| !(first.contains(index) && won.contains(&claims[*index].token.0)))
+            .collect();
+        let keys: Vec<&RecordKey> = lost.iter().map(|index| &claims[*index].key).collect();
+        let found = self.records(&keys).await.map_err(in_doubt)?;
+        let new = |claim: &Claim| {
+            Reserved::Won(Claimed {
+                generation: 1,
+                generation_id: claim.generation_id,
+            })
+        };
+        let mut reserved: Vec<Reserved> = claims.iter().map(new).collect();
+        for (index, found) in lost.into_iter().zip(found) {
+            reserved[index] = lost_to(&claims[index], found);
+        }
+        Ok(reserved)
+    }
+
+    pub(super) async fn look_up(
+        &self,
+        keys: &[RecordKey],
+    ) -> Result<Vec<Option<Record>>, StoreError> {
+        self.records(&keys.iter().collect::<Vec<_>>()).await
+    }
+
+    async fn records(&self, keys: &[&RecordKey]) -> Result<Vec<Option<Record>>, StoreError> {
+        let mut found = vec![None; keys.len()];
+        if keys.is_empty() {
+            return Ok(found);
+        }
+        let rows = self.rows(Repeat::Safe, || {
+            bind_keys(fixed(LOOK_UP), keys.iter().copied())
+        });
+        for row in &rows.await? {
+            let index = nth(row)?;
+            found[index] = Some(record(row, keys[index].clone())?);
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn reclaim(
+        &self,
+        claim: &Claim,
+        seen: AttemptToken,
+    ) -> Result<Option<Claimed>, StoreError> {
+        let rows = self.rows(Repeat::Safe, || {
+            bind_key(fixed(RECLAIM), &claim.key)
+                .bind(seen.0)
+                .bind(claim.token.0)
+                .bind(claim.generation_id.0)
+                .bind(
+                    claim
+                        .fingerprint
+                        .map(|fingerprint| fingerprint.hash.to_vec()),
+                )
+                .bind(claim.fingerprint.map(|fingerprint| fingerprint.version))
+                .bind(to_ms(claim.terms.lease))
+                .bind(to_ms(claim.terms.valid_for))
+                .bind(to_ms(claim.terms.tombstone_for))
+                .bind(claim.terms.on_unknown.word())
+        });
+        let mut rows = rows.await?;
+        if rows.is_empty() {
+            // Won before, and only the reply was lost?
+            let before = self.rows(Repeat::Safe, || {
+                bind_key(fixed(RECLAIMED_BEFORE), &claim.key).bind(claim.token.0)
+            });
+            rows = before.await.map_err(in_doubt)?;
+        }
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        Ok(Some(Claimed {
+            generation: get(row, "generation")?,
+            generation_id: GenerationId(get(row, "generation_id")?),
+        }))
+    }
+
+    pub(super) async fn heartbeat(&self, beats: &[Heartbeat]) -> Result<Vec<bool>, StoreError> {
+        let mut held = vec![false; beats.len()];
+        for (nth_round, round) in rounds(beats, |b| (&b.key, b.token)).iter().enumerate() {
+            let beats = || round.iter().map(|index| &beats[*index]);
+            let rows = self.rows(Repeat::Safe, || {
+                bind_keys(fixed(HEARTBEAT), beats().map(|beat| &beat.key))
+                    .bind(beats().map(|beat| beat.token.0).collect::<Vec<_>>())
+                    .bind(beats().map(|beat| to_ms(beat.lease)).collect::<Vec<_>>())
+            });
+            for row in &rows.await.map_err(doubt_after(nth_round))? {
+                held[round[nth(row)?]] = true;
+            }
+        }
+        Ok(held)
+    }
+
+    pub(super) async fn complete(
+        &self,
+        completions: &[Completion],
+    ) -> Result<Vec<Option<Committed>>, StoreError> {
+        let mut committed = vec![None; completions.len()];
+        let rounds = rounds(completions, |completion| {
+            (&completion.key, completion.token)
+        });
+        let Some(first) = rounds.first() else {
+            return Ok(committed);
+        };
+        let rows = self.rows(Repeat::Safe, || {
+            bind_completions(fixed(COMPLETE), completions, first)
+        });
+        for row in &rows.await? {
+            let index = first[nth(row)?];
+            committed[index] = Some(to_committed(row, completions[index].decision_id)?);
+        }
+        let missed: Vec<usize> = rounds
+            .concat()
+            .into_iter()
+            .filter(|index| committed[*index].is_none())
+            .collect();
+        if missed.is_empty() {
+            return Ok(committed);
+        }
+        let missed_ones = || missed.iter().map(|index| &completions[*index]);
+        let rows = self.rows(Repeat::Safe, || {
+            let ids: Vec<Uuid> = missed_ones().map(|missed| missed.decision_id.0).collect();
+            bind_keys(fixed(COMPLETED_BEFORE), missed_ones().map(|m| &m.key)).bind(ids)
+        });
+        for row in &rows.await.map_err(in_doubt)? {
+            let index = missed[nth(row)?];
+            committed[index] = Some(to_committed(row, completions[index].decision_id)?);
+        }
+        Ok(committed)
+    }
+
+    pub(super) async fn release(
+        &self,
+        releases: &[Release],
+    ) -> Result<Vec<Option<Released>>, StoreError> {
+        let mut released = vec![None; releases.len()];
+        for (nth_round, round) in rounds(releases, |r| (&r.key, r.token)).iter().enumerate() {
+            let rows = self.rows(Repeat::Safe, || {
+                let not_sent = |index: &usize| releases[*index].give_up == GiveUp::NotSent;
+                bind_releases(fixed(RELEASE), releases, round)
+                    .bind(round.iter().map(not_sent).collect::<Vec<_>>())
+            });
+            let rows = rows.await.map_err(doubt_after(nth_round))?;
+            note_released(&rows, round, &mut released)?;
+            let missed: Vec<usize> = round
+                .iter()
+                .copied()
+                .filter(|index| released[*index].is_none())
+                .collect();
+            if !missed.is_empty() {
+                let rows = self.rows(Repeat::Safe, || {
+                    bind_releases(fixed(RELEASED_BEFORE), releases, &missed)
+                });
+                note_released(&rows.await.map_err(in_doubt)?, &missed, &mut released)?;
+            }
+        }
+        Ok(released)
+    }
+
+    pub(super) async fn mark_awaited(&self, key: &RecordKey) -> Result<(), StoreError> {
+        self.rows(Repeat::Safe, || bind_key(fixed(MARK_AWAITED), key))
+            .await?;
+        Ok(())
+    }
+
+    pub(super) async fn decision(
+        &self,
+        tenant: &TenantScope,
+        id: DecisionId,
+    ) -> Result<Option<StoredDecision>, StoreError> {
+        let rows = self.rows(Repeat::Safe, || {
+            fixed(DECISION).bind(tenant.as_str()).bind(id.0)
+        });
+        rows.await?.first().map(|row| decision(row, id)).transpose()
+    }
+}
+
+/// What a claim is told that inserted nothing.
+fn lost_to(claim: &Claim, found: Option<Record>) -> Reserved {
+    match found {
+        None => Reserved::Vanished,
+        Some(record)
+            if record.token == claim.token && matches!(record.state, State::Pending(_)) =>
+        {
+            Reserved::Won(Claimed {
+                generation: record.generation,
+                generation_id: record.generation_id,
+            })
+        }
+        Some(record) => Reserved::Lost(Box::new(record)),
+    }
+}
+
+/// From the second round on, the first has happened.
+fn doubt_after(nth_round: usize) -> fn(StoreError) -> StoreError {
+    if nth_round > 0 {
+        in_doubt
+    } else {
+        |error| error
+    }
+}
+
+fn bind_claims(statement: Statement, claims: &[Claim], round: &[usize]) -> Statement {
+    let claims = || round.iter().map(|index| &claims[*index]);
+    let fingerprint = || claims().map(|claim| claim.fingerprint.as_ref());
+    let hashes: Vec<Option<&[u8]>> = fingerprint().map(|f| f.map(|f| &f.hash[..])).collect();
+    let versions: Vec<Option<i32>> = fingerprint().map(|f| f.map(|f| f.version)).collect();
+    let terms = || claims().map(|claim| &claim.terms);
+    bind_keys(statement, claims().map(|claim| &claim.key))
+        .bind(claims().map(|claim| claim.token.0).collect::<Vec<_>>())
+        .bind(
+            claims()
+                .map(|claim| claim.generation_id.0)
+                .collect::<Vec<_>>(),
+        )
+        .bind(hashes)
+        .bind(versions)
+        .bind(terms().map(|terms| to_ms(terms.lease)).collect::<Vec<_>>())
+        .bind(
+            terms()
+                .map(|terms| to_ms(terms.valid_for))
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            terms()
+                .map(|terms| to_ms(terms.tombstone_for))
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            terms()
+                .map(|terms| terms.on_unknown.word())
+                .collect::<Vec<_>>(),
+        )
+}
+
+fn bind_completions(
+    statement: Statement,
+    completions: &[Completion],
+    round: &[usize],
+) -> Statement {
+    let completions = || round.iter().map(|index| &completions[*index]);
+    let recorded = || completions().map(|completion| &completion.recorded);
+    let cors = || recorded().map(|recorded| recorded.cors.as_ref());
+    // An answer's status is below 600.
+    let status = |status: u16| i16::try_from(status).unwrap_or_default();
+    let origins: Vec<Option<&[u8]>> = cors()
+        .map(|cors| cors.map(|cors| &cors.origin[..]))
+        .collect();
+    let allowed: Vec<Option<&[u8]>> = cors()
+        .map(|cors| cors.map(|cors| cors.headers.as_bytes()))
+        .collect();
+    let bodies: Vec<Option<&[u8]>> = recorded()
+        .map(|recorded| recorded.body.as_deref())
+        .collect();
+    bind_keys(statement, completions().map(|completion| &completion.key))
+        .bind(completions().map(|c| c.token.0).collect::<Vec<_>>())
+        .bind(completions().map(|c| c.decision_id.0).collect::<Vec<_>>())
+        .bind(
+            completions()
+                .map(|c| to_text(&c.decided_by))
+                .collect::<Vec<_>>(),
+        )
+        .bind(recorded().map(|r| status(r.status)).collect::<Vec<_>>())
+        .bind(recorded().map(|r| r.headers.as_bytes()).collect::<Vec<_>>())
+        .bind(origins)
+        .bind(allowed)
+        .bind(bodies)
+}
+
+fn bind_releases(statement: Statement, releases: &[Release], round: &[usize]) -> Statement {
+    let releases = || round.iter().map(|index| &releases[*index]);
+    let target = |give_up| match give_up {
+        GiveUp::Hold => "outcome_unknown",
+        GiveUp::NotSent | GiveUp::Answered | GiveUp::Redrive => "failed_before_commit",
+    };
+    bind_keys(statement, releases().map(|release| &release.key))
+        .bind(
+            releases()
+                .map(|release| release.token.0)
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            releases()
+                .map(|release| target(release.give_up))
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            releases()
+                .map(|release| release.give_up == GiveUp::Redrive)
+                .collect::<Vec<_>>(),
+        )
+}
+
+fn note_released(
+    rows: &[PgRow],
+    round: &[usize],
+    released: &mut [Option<Released>],
+) -> Result<(), StoreError> {
+    for row in rows {
+        let awaited = get(row, "awaited")?;
+        released[round[nth(row)?]] = Some(Released { awaited });
+    }
+    Ok(())
+}
+
+fn to_committed(row: &PgRow, decision_id: DecisionId) -> Result<Committed, StoreError> {
+    Ok(Committed {
+        decision_id,
+        created_at: get(row, "created_at")?,
+        valid_until: get(row, "valid_until")?,
+        awaited: get(row, "awaited")?,
+    })
+}
+
+/// Which of the arrays' elements a row belongs to. They are counted from 1.
+fn nth(row: &PgRow) -> Result<usize, StoreError> {
+    let n: i64 = get(row, "n")?;
+    Ok(usize::try_from(n - 1).unwrap_or_default())
+}

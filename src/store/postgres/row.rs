@@ -1,0 +1,249 @@
+//! Between rows and the domain's types, and the pieces of SQL that both directions share.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
+
+use crate::domain::fingerprint::Fingerprint;
+use crate::domain::key::IdempotencyKey;
+use crate::domain::message::{Cors, HeaderBlock, Recorded};
+use crate::domain::policy::OnUnknown;
+use crate::domain::record::{
+    AttemptToken, Committed, DecisionId, GenerationId, Lease, Record, State, StoredDecision, Terms,
+    Validity,
+};
+use crate::domain::scope::{PoolId, RecordKey, TenantScope};
+use crate::store::StoreError;
+
+/// Longer durations are cut to this, about a hundred years, so that no sum leaves the range of a
+/// `timestamptz` and fails a whole batch.
+const DURATION_MAX_MS: i64 = 36_500 * 24 * 3600 * 1000;
+
+/// Milliseconds in an expression.
+macro_rules! ms {
+    ($ms:expr) => {
+        concat!("(", $ms, " * interval '1 millisecond')")
+    };
+}
+
+/// How long an instant is from now, in microseconds; null for null. Infinity, which only a hand
+/// can have written, becomes a hundred years.
+macro_rules! us_from_now {
+    ($instant:expr) => {
+        concat!(
+            "case when isfinite(",
+            $instant,
+            ")",
+            " then (extract(epoch from ",
+            $instant,
+            " - now()) * 1000000)::bigint",
+            " when ",
+            $instant,
+            " > now() then 3153600000000000",
+            " when ",
+            $instant,
+            " <= now() then -3153600000000000 end"
+        )
+    };
+}
+
+/// The columns of a record `r` that [`record`] reads.
+macro_rules! record_columns {
+    () => {
+        concat!(
+            "r.status, r.attempt_token, r.generation, r.generation_id, r.fingerprint,",
+            " r.fingerprint_version, r.maybe_sent, r.lease_ms, r.valid_for_ms,",
+            " r.tombstone_for_ms, r.on_unknown, r.decision_id, r.created_at, r.reserved_at,",
+            " ",
+            us_from_now!("r.reserved_at"),
+            " as reserved_us,",
+            " ",
+            us_from_now!("r.lease_expires_at"),
+            " as lease_us,",
+            " ",
+            us_from_now!("r.valid_until"),
+            " as valid_us"
+        )
+    };
+}
+
+pub(super) use {ms, record_columns, us_from_now};
+
+/// A duration as milliseconds for a parameter.
+pub(super) fn to_ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).map_or(DURATION_MAX_MS, |ms| ms.min(DURATION_MAX_MS))
+}
+
+/// Text that a person wrote. PostgreSQL takes no NUL in text, and must not refuse for one.
+pub(super) fn to_text(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+/// A value of a row, or the report of a row that no version of this program wrote.
+pub(super) fn get<'r, T>(row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get(column)
+        .map_err(|error| StoreError::Inconsistent {
+            table: "eec_routing_*",
+            column,
+            what: error.to_string(),
+        })
+}
+
+/// The key of a row that holds its three columns.
+pub(super) fn record_key(row: &PgRow) -> Result<RecordKey, StoreError> {
+    let key = IdempotencyKey::from_text(get(row, "idempotency_key")?);
+    let key = key.ok().flatten();
+    let key = key.ok_or_else(|| bad_record("idempotency_key", "no key that a client can send"))?;
+    Ok(RecordKey {
+        tenant: TenantScope::stored(get(row, "tenant_scope")?),
+        pool: PoolId::stored(get(row, "pool_id")?),
+        key,
+    })
+}
+
+/// The record that `record_columns!` gave.
+pub(super) fn record(row: &PgRow, key: RecordKey) -> Result<Record, StoreError> {
+    let terms = Terms {
+        lease: from_ms(get(row, "lease_ms")?),
+        valid_for: from_ms(get(row, "valid_for_ms")?),
+        tombstone_for: from_ms(get(row, "tombstone_for_ms")?),
+        on_unknown: OnUnknown::from_word(get(row, "on_unknown")?),
+    };
+    Ok(Record {
+        key,
+        state: state(row, terms.tombstone_for)?,
+        token: AttemptToken(get(row, "attempt_token")?),
+        generation: get(row, "generation")?,
+        generation_id: GenerationId(get(row, "generation_id")?),
+        fingerprint: fingerprint(get(row, "fingerprint")?, get(row, "fingerprint_version")?),
+        terms,
+        created_at: get(row, "created_at")?,
+        reserved_at: get(row, "reserved_at")?,
+        reserved_ago: from_us(-get::<i64>(row, "reserved_us")?),
+    })
+}
+
+/// The decision of a row with all its columns and `valid_us`.
+pub(super) fn decision(row: &PgRow, id: DecisionId) -> Result<StoredDecision, StoreError> {
+    let valid_us: i64 = get(row, "valid_us")?;
+    Ok(StoredDecision {
+        committed: Committed {
+            decision_id: id,
+            created_at: get(row, "created_at")?,
+            valid_until: get(row, "valid_until")?,
+            awaited: false,
+        },
+        valid_for: (valid_us > 0).then(|| from_us(valid_us)),
+        decided_by: get(row, "decided_by")?,
+        recorded: recorded(row)?,
+    })
+}
+
+fn state(row: &PgRow, tombstone_for: Duration) -> Result<State, StoreError> {
+    let status: &str = get(row, "status")?;
+    Ok(match status {
+        "pending" => State::Pending(match get::<Option<i64>>(row, "lease_us")? {
+            None => Lease::Unbounded,
+            Some(us) if us > 0 => Lease::Held(from_us(us)),
+            Some(_) => Lease::Over,
+        }),
+        "completed" => {
+            let id: Option<Uuid> = get(row, "decision_id")?;
+            let valid_us: Option<i64> = get(row, "valid_us")?;
+            let (Some(id), Some(valid_us)) = (id, valid_us) else {
+                let column = if id.is_none() {
+                    "decision_id"
+                } else {
+                    "valid_until"
+                };
+                return Err(bad_record(column, "null in a completed record"));
+            };
+            let validity = if valid_us > 0 {
+                Validity::Valid(from_us(valid_us))
+            } else if from_us(-valid_us) < tombstone_for {
+                Validity::Tombstone
+            } else {
+                Validity::Expired
+            };
+            State::Completed(DecisionId(id), validity)
+        }
+        "failed_before_commit" => State::FailedBeforeCommit {
+            maybe_sent: get(row, "maybe_sent")?,
+        },
+        "outcome_unknown" => State::OutcomeUnknown,
+        other => return Err(bad_record("status", &format!("{other} is no state"))),
+    })
+}
+
+/// What is there but is no fingerprint of ours gets version 0, which is never issued: it compares
+/// equal to nothing, so it refuses and never runs twice, and fails no batch.
+fn fingerprint(hash: Option<&[u8]>, version: Option<i32>) -> Option<Fingerprint> {
+    let hash = hash?;
+    let whole = <[u8; 32]>::try_from(hash).ok().zip(version);
+    Some(whole.map_or(
+        Fingerprint {
+            version: 0,
+            hash: [0; 32],
+        },
+        |(hash, version)| Fingerprint { version, hash },
+    ))
+}
+
+fn recorded(row: &PgRow) -> Result<Recorded, StoreError> {
+    let status: i16 = get(row, "answer_status")?;
+    let status = u16::try_from(status)
+        .ok()
+        .filter(|status| (200..=599).contains(status));
+    let status = status.ok_or_else(|| bad_decision("answer_status", "not 200 to 599"))?;
+    let block = |column, bytes: &[u8]| {
+        HeaderBlock::stored(Bytes::copy_from_slice(bytes))
+            .ok_or_else(|| bad_decision(column, "not a block of header lines"))
+    };
+    let origin: Option<&[u8]> = get(row, "cors_origin")?;
+    let headers: Option<&[u8]> = get(row, "cors_headers")?;
+    let cors = match origin.zip(headers) {
+        Some((origin, headers)) => Some(Cors {
+            origin: Bytes::copy_from_slice(origin),
+            headers: block("cors_headers", headers)?,
+        }),
+        None => None,
+    };
+    let body: Option<&[u8]> = get(row, "answer_body")?;
+    Ok(Recorded {
+        status,
+        headers: block("answer_headers", get(row, "answer_headers")?)?,
+        cors,
+        body: body.map(Bytes::copy_from_slice),
+    })
+}
+
+fn bad_record(column: &'static str, what: &str) -> StoreError {
+    StoreError::Inconsistent {
+        table: "eec_routing_idempotency",
+        column,
+        what: what.to_owned(),
+    }
+}
+
+fn bad_decision(column: &'static str, what: &str) -> StoreError {
+    StoreError::Inconsistent {
+        table: "eec_routing_decision",
+        column,
+        what: what.to_owned(),
+    }
+}
+
+fn from_ms(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// Zero for what is past.
+fn from_us(us: i64) -> Duration {
+    Duration::from_micros(u64::try_from(us).unwrap_or(0))
+}

@@ -1,0 +1,327 @@
+//! The sweep, retention and the gauges. Work is found without locks and done by a guarded
+//! statement that checks everything again, so any number of gateways may do it at once.
+//!
+//! The sweep looks for pending rows in the order of their claims, from a floor below which it
+//! knows none: a claim always carries the present, so nothing becomes pending below it. The floor
+//! stays a while behind the present, for claims that were begun and not yet committed and for a
+//! clock that steps back at a failover; and once in a while the sweep starts from the beginning.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgRow;
+use time::OffsetDateTime;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::batch::{bind_key, bind_keys};
+use super::row::{get, ms, record_key, us_from_now};
+use super::run::{Repeat, Runner, fixed};
+use crate::domain::record::AttemptToken;
+use crate::domain::scope::RecordKey;
+use crate::store::{Census, Purged, StoreError, Swept};
+
+/// Rows that one page of the sweep looks at.
+const PAGE_ROWS: i64 = 2_000;
+/// Pages of one sweep; the next one goes on where it stopped.
+const PAGES_MAX: u32 = 25;
+/// How far the floor stays behind the present.
+const FLOOR_LAG: Duration = Duration::from_secs(120);
+/// After this the sweep starts from the beginning.
+const FULL_EVERY: Duration = Duration::from_secs(3600);
+/// More unknown records are not counted.
+const UNKNOWN_MAX: i64 = 10_000;
+
+/// Where the sweep stands.
+pub(super) struct Sweep {
+    /// Nothing that was claimed at or before this is open.
+    floor: OffsetDateTime,
+    /// The present round has looked at everything up to here.
+    at: OffsetDateTime,
+    /// The oldest claim that the present round found open.
+    oldest: Option<OffsetDateTime>,
+    /// When a round last started from the beginning.
+    full_at: Instant,
+}
+
+/// What a page of the sweep saw.
+struct Page {
+    due: Vec<(RecordKey, AttemptToken)>,
+    seen: i64,
+    last: Option<OffsetDateTime>,
+    oldest: Option<OffsetDateTime>,
+    present: OffsetDateTime,
+}
+
+/// The transition of a pending row whose lease is over.
+macro_rules! sweep_set {
+    () => {
+        concat!(
+            " set status = case when r.on_unknown = 'redrive' then 'failed_before_commit'",
+            " else 'outcome_unknown' end,",
+            " maybe_sent = r.maybe_sent or r.on_unknown = 'redrive',",
+            " valid_until = now() + ",
+            ms!("r.valid_for_ms")
+        )
+    };
+}
+
+const SWEEP_ONE: &str = concat!(
+    "update eec_routing_idempotency r",
+    sweep_set!(),
+    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
+    " and r.attempt_token = $4 and r.status = 'pending' and r.lease_expires_at <= now()",
+    " returning r.status",
+);
+
+const SWEEP: &str = concat!(
+    "update eec_routing_idempotency r",
+    sweep_set!(),
+    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[])",
+    " as b(tenant_scope, pool_id, idempotency_key, attempt_token)",
+    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
+    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
+    " and r.status = 'pending' and r.lease_expires_at <= now() returning r.status",
+);
+
+/// One row at least, which tells of the page; with a due row in it, or several such rows.
+const PAGE: &str = "with page as (select tenant_scope, pool_id, idempotency_key, attempt_token, \
+    reserved_at, lease_expires_at, status from eec_routing_idempotency where reserved_at > $1 \
+    order by reserved_at fetch first $2 rows with ties), \
+    about as (select count(*) as seen, max(reserved_at) as last, \
+    min(reserved_at) filter (where status = 'pending' and lease_expires_at is not null) as oldest, \
+    now() as present from page), \
+    due as (select tenant_scope, pool_id, idempotency_key, attempt_token from page \
+    where status = 'pending' and lease_expires_at <= now() \
+    order by tenant_scope, pool_id, idempotency_key limit $3) \
+    select * from about left join due on true";
+
+const EXPIRED_DECISIONS: &str = "select tenant_scope, decision_id from eec_routing_decision \
+    where valid_until <= now() order by valid_until limit $1";
+
+const PURGE_DECISIONS: &str = concat!(
+    "with gone as (delete from eec_routing_decision d",
+    " using unnest($1::text[], $2::uuid[]) as b(tenant_scope, decision_id)",
+    " where d.tenant_scope = b.tenant_scope and d.decision_id = b.decision_id",
+    " and d.valid_until <= now()",
+    " returning d.tenant_scope, d.pool_id, d.idempotency_key, d.decision_id),",
+    " records as (delete from eec_routing_idempotency r using gone",
+    " where r.tenant_scope = gone.tenant_scope and r.pool_id = gone.pool_id",
+    " and r.idempotency_key = gone.idempotency_key and r.decision_id = gone.decision_id",
+    " and r.status = 'completed'",
+    " and r.valid_until + ",
+    ms!("r.tombstone_for_ms"),
+    " <= now() returning 1)",
+    " select (select count(*) from gone) as decisions, (select count(*) from records) as records",
+);
+
+/// What a record is past when retention may take it.
+macro_rules! purgeable {
+    () => {
+        concat!(
+            "r.status in ('completed', 'failed_before_commit') and r.purge_from <= now()",
+            " and r.purge_from + ",
+            ms!("r.tombstone_for_ms"),
+            " <= now()"
+        )
+    };
+}
+
+const EXPIRED_RECORDS: &str = concat!(
+    "select tenant_scope, pool_id, idempotency_key, attempt_token from eec_routing_idempotency r",
+    " where ",
+    purgeable!(),
+    " order by purge_from limit $1",
+);
+
+const PURGE_RECORDS: &str = concat!(
+    "delete from eec_routing_idempotency r",
+    " using unnest($1::text[], $2::text[], $3::text[], $4::uuid[])",
+    " as b(tenant_scope, pool_id, idempotency_key, attempt_token)",
+    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
+    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
+    " and ",
+    purgeable!(),
+    " returning 1",
+);
+
+const CENSUS: &str = concat!(
+    "select (select count(*) from (select 1 from eec_routing_idempotency",
+    " where unknown_reserved_at is not null limit $1) as unknown) as unknown,",
+    " (select ",
+    us_from_now!("reserved_at"),
+    " from eec_routing_idempotency",
+    " where status = 'pending' and reserved_at > $2 order by reserved_at limit 1) as oldest_us",
+);
+
+impl Sweep {
+    /// Everything is still to be looked at.
+    pub(super) fn new() -> Self {
+        Self {
+            floor: OffsetDateTime::UNIX_EPOCH,
+            at: OffsetDateTime::UNIX_EPOCH,
+            oldest: None,
+            full_at: Instant::now(),
+        }
+    }
+
+    /// Nothing that was claimed at or before this is open.
+    pub(super) fn floor(&self) -> OffsetDateTime {
+        self.floor
+    }
+
+    /// The round is over: the next one starts from the floor that it found.
+    fn end_round(&mut self, present: OffsetDateTime) {
+        let floor = present - FLOOR_LAG;
+        // The row itself is to be seen again.
+        let below = |open: OffsetDateTime| open - Duration::from_micros(1);
+        self.floor = self.oldest.map_or(floor, |open| below(open).min(floor));
+        if self.full_at.elapsed() > FULL_EVERY {
+            self.full_at = Instant::now();
+            self.floor = OffsetDateTime::UNIX_EPOCH;
+        }
+        self.at = self.floor;
+        self.oldest = None;
+    }
+}
+
+impl Runner {
+    pub(super) async fn sweep_one(
+        &self,
+        key: &RecordKey,
+        token: AttemptToken,
+    ) -> Result<bool, StoreError> {
+        let rows = self.rows(Repeat::Safe, || {
+            bind_key(fixed(SWEEP_ONE), key).bind(token.0)
+        });
+        Ok(!rows.await?.is_empty())
+    }
+
+    pub(super) async fn sweep(&self, sweep: &mut Sweep, limit: u32) -> Result<Swept, StoreError> {
+        let mut swept = Swept::default();
+        let mut left = i64::from(limit);
+        for _ in 0..PAGES_MAX {
+            let page = self.page(sweep.at, left).await?;
+            let due = i64::try_from(page.due.len()).unwrap_or(left);
+            self.sweep_due(&page.due, &mut swept).await?;
+            left -= due;
+            if left <= 0 {
+                // There may be more on this page.
+                break;
+            }
+            sweep.oldest = sweep.oldest.into_iter().chain(page.oldest).min();
+            sweep.at = page.last.unwrap_or(sweep.at);
+            if page.seen < PAGE_ROWS {
+                sweep.end_round(page.present);
+                break;
+            }
+        }
+        Ok(swept)
+    }
+
+    async fn page(&self, at: OffsetDateTime, limit: i64) -> Result<Page, StoreError> {
+        let rows = self
+            .rows(Repeat::Safe, || {
+                fixed(PAGE).bind(at).bind(PAGE_ROWS).bind(limit)
+            })
+            .await?;
+        let about = rows
+            .first()
+            .ok_or(StoreError::Refused(sqlx::Error::RowNotFound))?;
+        let mut due = Vec::new();
+        for row in &rows {
+            if let Some(token) = get::<Option<Uuid>>(row, "attempt_token")? {
+                due.push((record_key(row)?, AttemptToken(token)));
+            }
+        }
+        Ok(Page {
+            due,
+            seen: get(about, "seen")?,
+            last: get(about, "last")?,
+            oldest: get(about, "oldest")?,
+            present: get(about, "present")?,
+        })
+    }
+
+    async fn sweep_due(
+        &self,
+        due: &[(RecordKey, AttemptToken)],
+        swept: &mut Swept,
+    ) -> Result<(), StoreError> {
+        if due.is_empty() {
+            return Ok(());
+        }
+        let tokens: Vec<Uuid> = due.iter().map(|(_, token)| token.0).collect();
+        let rows = self.rows(Repeat::Safe, || {
+            bind_keys(fixed(SWEEP), due.iter().map(|(key, _)| key)).bind(&tokens[..])
+        });
+        for row in &rows.await? {
+            match get(row, "status")? {
+                "outcome_unknown" => swept.outcome_unknown += 1,
+                _ => swept.failed_before_commit += 1,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn purge(&self, limit: u32) -> Result<Purged, StoreError> {
+        let mut purged = self.purge_decisions(limit).await?;
+        let left = i64::from(limit) - i64::try_from(purged.records).unwrap_or_default();
+        let found = self
+            .rows(Repeat::Safe, || fixed(EXPIRED_RECORDS).bind(left.max(0)))
+            .await?;
+        let keys = found
+            .iter()
+            .map(record_key)
+            .collect::<Result<Vec<_>, _>>()?;
+        let tokens = column::<Uuid>(&found, "attempt_token")?;
+        if !keys.is_empty() {
+            let rows = self.rows(Repeat::Safe, || {
+                bind_keys(fixed(PURGE_RECORDS), keys.iter()).bind(&tokens[..])
+            });
+            purged.records += rows.await?.len() as u64;
+        }
+        Ok(purged)
+    }
+
+    async fn purge_decisions(&self, limit: u32) -> Result<Purged, StoreError> {
+        let found = self
+            .rows(Repeat::Safe, || {
+                fixed(EXPIRED_DECISIONS).bind(i64::from(limit))
+            })
+            .await?;
+        if found.is_empty() {
+            return Ok(Purged::default());
+        }
+        let tenants = column::<&str>(&found, "tenant_scope")?;
+        let ids = column::<Uuid>(&found, "decision_id")?;
+        let rows = self.rows(Repeat::Safe, || {
+            fixed(PURGE_DECISIONS).bind(&tenants[..]).bind(&ids[..])
+        });
+        let mut purged = Purged::default();
+        for row in &rows.await? {
+            purged.decisions += get::<i64>(row, "decisions")?.unsigned_abs();
+            purged.records += get::<i64>(row, "records")?.unsigned_abs();
+        }
+        Ok(purged)
+    }
+
+    pub(super) async fn census(&self, floor: OffsetDateTime) -> Result<Census, StoreError> {
+        let rows = self.rows(Repeat::Safe, || fixed(CENSUS).bind(UNKNOWN_MAX).bind(floor));
+        let rows = rows.await?;
+        let Some(row) = rows.first() else {
+            return Ok(Census::default());
+        };
+        let oldest_us: Option<i64> = get(row, "oldest_us")?;
+        Ok(Census {
+            unknown: get::<i64>(row, "unknown")?.unsigned_abs(),
+            oldest_pending: oldest_us.map(|us| Duration::from_micros(us.unsigned_abs())),
+        })
+    }
+}
+
+fn column<'r, T>(rows: &'r [PgRow], name: &'static str) -> Result<Vec<T>, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    rows.iter().map(|row| get(row, name)).collect()
+}

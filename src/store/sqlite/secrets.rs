@@ -1,0 +1,35 @@
+//! The versions of the secret that keys every hash.
+
+use sqlx::SqliteConnection;
+
+use super::failure::{self, Stage};
+use super::rows::Cells;
+use crate::domain::secret::Secret;
+use crate::store::StoreError;
+
+const MAKE: &str = "\
+    insert into eec_secret (version, secret, created_at) \
+    select 1, ?1, ?2 where not exists (select 1 from eec_secret)";
+
+const ALL: &str = "select version, secret from eec_secret order by version";
+
+/// Every version; makes the first from `fresh` when there is none.
+pub async fn all(
+    connection: &mut SqliteConnection,
+    now_ms: i64,
+    fresh: [u8; 32],
+) -> Result<Vec<Secret>, StoreError> {
+    let made = sqlx::query(MAKE).bind(&fresh[..]).bind(now_ms);
+    let made = made.execute(&mut *connection).await;
+    failure::sort(made, Stage::Before)?;
+    let rows = sqlx::query(ALL).fetch_all(connection).await;
+    let rows = failure::sort(rows, Stage::Before)?;
+    let secret = |row| {
+        let cells = Cells::new(row, "eec_secret");
+        Ok(Secret {
+            version: cells.get("version")?,
+            bytes: cells.exactly("secret", cells.get("secret")?)?,
+        })
+    };
+    rows.iter().map(secret).collect()
+}

@@ -1,0 +1,96 @@
+//! What every store promises, as cases that run on each of them.
+//!
+//! A store joins with a module here that says `conformance!(suite, super::fresh)`, where `fresh`
+//! gives a fresh store and a raw connection to its database. A case that is not in the list is dead
+//! code to the compiler. Leases and validities of zero are over at once, so hardly any case waits.
+
+mod claims;
+pub mod fixture;
+mod model;
+mod operators;
+mod postgres;
+mod rows;
+mod settling;
+mod sqlite;
+mod time;
+mod whole;
+
+/// Runs every case on a store, as the tests of a module `$module`.
+macro_rules! conformance {
+    ($module:ident, $fixture:path) => {
+        conformance!(@ $module, $fixture, [
+            claims::one_of_many_concurrent_claims_wins,
+            claims::one_of_many_claims_in_a_batch_wins,
+            claims::a_claim_sent_again_after_a_lost_reply_is_won_again,
+            claims::a_claim_sent_again_after_its_lease_was_swept_is_not_won,
+            claims::a_lost_claim_is_shown_the_record,
+            claims::answers_stand_in_the_order_of_what_was_asked,
+            claims::tenant_pool_and_key_each_make_another_record,
+            claims::one_of_many_concurrent_reclaims_wins,
+            claims::a_reclaim_sent_again_after_a_lost_reply_is_won_again,
+            claims::only_a_failed_or_expired_record_is_reclaimed,
+            claims::a_reclaim_of_another_token_than_seen_is_refused,
+            claims::a_failed_record_keeps_its_generation_and_what_may_have_been_sent,
+            claims::an_expired_record_begins_a_new_generation,
+            claims::a_reclaim_stamps_its_own_terms_and_fingerprint,
+            settling::a_decision_is_told_again_byte_for_byte,
+            settling::a_kept_empty_body_is_not_a_body_that_was_not_kept,
+            settling::a_body_of_a_mebibyte_is_kept,
+            settling::a_completion_sent_again_gets_the_same_answer,
+            settling::a_second_decision_is_stale,
+            settling::a_late_completion_is_taken_from_every_open_state,
+            settling::a_stale_token_writes_nothing_anywhere,
+            settling::duplicates_in_a_batch_count_as_if_one_by_one,
+            settling::a_release_leads_where_the_owner_says,
+            settling::a_release_sent_again_gets_the_same_answer,
+            settling::only_not_sent_releases_an_unknown_outcome,
+            settling::what_may_have_been_sent_is_never_forgotten_within_a_generation,
+            settling::a_heartbeat_extends_a_lease_that_nobody_swept,
+            settling::a_heartbeat_is_refused_once_the_record_is_not_pending,
+            time::a_lease_is_held_and_then_over,
+            time::a_validity_ends_and_a_tombstone_follows,
+            time::the_sweep_follows_the_terms_on_the_row,
+            time::the_sweep_leaves_a_held_lease_alone,
+            time::the_sweep_moves_no_more_than_it_is_told,
+            time::one_of_many_sweeps_moves_a_record,
+            time::a_row_without_a_lease_is_never_swept,
+            time::retention_deletes_what_is_past_its_time_in_pages,
+            time::retention_never_touches_what_is_open,
+            time::retention_keeps_a_record_through_its_tombstone,
+            time::a_purged_key_gets_a_generation_that_never_was,
+            time::the_census_counts_what_is_open,
+            rows::a_row_inserted_by_hand_is_read,
+            rows::a_completed_row_without_a_decision_is_an_error_that_names_it,
+            rows::names_with_every_allowed_character_stay_apart,
+            operators::records_are_found_by_each_condition,
+            operators::a_search_is_paged_without_gaps,
+            operators::a_search_tells_the_status_of_the_stored_answer,
+            operators::an_unknown_outcome_is_resolved_and_audited,
+            operators::a_record_whose_owner_is_at_work_is_not_resolved,
+            operators::it_never_happened_is_refused_too_early,
+            operators::a_row_without_a_lease_is_resolved,
+            operators::a_resolution_with_a_stale_token_writes_nothing,
+            operators::one_record_is_purged_and_audited,
+            operators::an_open_record_is_not_purged,
+            whole::the_first_secret_is_made_once,
+            whole::the_stores_clock_does_not_run_backwards,
+            whole::a_batch_of_nothing_is_answered_with_nothing,
+            whole::a_closed_store_says_so,
+            whole::a_caller_that_goes_away_leaves_nothing_half_done,
+            model::random_sequences_do_what_the_model_does,
+        ]);
+    };
+    (@ $module:ident, $fixture:path, [$($topic:ident :: $case:ident),* $(,)?]) => {
+        mod $module {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    let fixture = $fixture().await;
+                    $crate::store_conformance::$topic::$case(&fixture).await;
+                    fixture.store.close().await;
+                }
+            )*
+        }
+    };
+}
+use conformance;
