@@ -227,7 +227,8 @@ impl Target {
                 }
                 Taken::Shared(lease) => return Ok((Connected::Http2(lease), false)),
                 Taken::Open(permit, opening) => {
-                    let connected = self.connect(permit, upgrade).await?;
+                    // Boxed, since TLS is large and few calls come here.
+                    let connected = Box::pin(self.connect(permit, upgrade)).await?;
                     self.opened(&connected, upgrade);
                     drop(opening);
                     return Ok((connected, true));
