@@ -60,7 +60,7 @@ pub fn run() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Check(args) => check::run(&args),
-        Command::Records(args) => block_on(async { Ok(records::main(args).await) }),
+        Command::Records(args) => records::run(&args),
     };
     done.unwrap_or_else(|error| {
         if let Some(rejected) = error.downcast_ref::<Rejected>() {

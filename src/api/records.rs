@@ -237,7 +237,8 @@ async fn perform(
         Resolved::NoRecord => Err(no_record()),
         Resolved::WrongState => Err(Problem::new(Kind::StateConflict, act.needs())),
         Resolved::TooEarly { wait } => {
-            let detail = "Its owner may still be at work; ask again after Retry-After.";
+            let seconds = wait.as_secs() + 1;
+            let detail = format!("Its owner may still be at work; ask again in {seconds} s.");
             Err(Problem::new(Kind::StateConflict, detail).retry_after(wait))
         }
     }

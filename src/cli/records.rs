@@ -39,10 +39,10 @@ Exit codes:
   0  done
   1  the gateway can't be reached, or something else failed
   2  wrong usage
-  3  there is no such record, or the token may not see it
-  4  the record's state does not allow it, or not yet
-  5  no token, or one that may not do this
-  6  not confirmed";
+  4  there is no such record, or the token may not see it
+  5  the record's state does not allow it, or not yet
+  6  no token, or one that may not do this
+  7  not confirmed";
 
 /// Find, look at and settle records of a running gateway.
 #[derive(Debug, clap::Args)]
@@ -191,31 +191,37 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused { status: 400, .. } => 2,
-            Self::Refused { status: 404, .. } => 3,
-            Self::Refused { status: 409, .. } => 4,
+            Self::Refused { status: 404, .. } => 4,
+            Self::Refused { status: 409, .. } => 5,
             Self::NoToken
             | Self::Refused {
                 status: 401 | 403, ..
-            } => 5,
-            Self::NotConfirmed => 6,
+            } => 6,
+            Self::NotConfirmed => 7,
             Self::NoAnswer(_) | Self::Refused { .. } | Self::File { .. } | Self::Output(_) => 1,
         }
     }
 }
 
 /// Runs the command with the process's own input and output.
-pub async fn main(args: Args) -> ExitCode {
+///
+/// # Errors
+/// When there is no runtime to be had; every other failure is told and becomes an exit code.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let mut out = io::stdout();
     let paint = Paint::for_terminal(&out);
-    match run(&args, &mut out, paint).await {
-        Ok(()) => ExitCode::SUCCESS,
+    match runtime.block_on(execute(args, &mut out, paint)) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
         // Who closed the pipe has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-            ExitCode::SUCCESS
+            Ok(ExitCode::SUCCESS)
         }
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "oncegate: {failure}");
-            ExitCode::from(failure.exit_code())
+            eprintln!("error: {failure}");
+            Ok(ExitCode::from(failure.exit_code()))
         }
     }
 }
@@ -224,7 +230,11 @@ pub async fn main(args: Args) -> ExitCode {
 ///
 /// # Errors
 /// When it was not done; then nothing is on `out`.
-pub async fn run(args: &Args, out: &mut (dyn Write + Send), paint: Paint) -> Result<(), Failure> {
+pub async fn execute(
+    args: &Args,
+    out: &mut (dyn Write + Send),
+    paint: Paint,
+) -> Result<(), Failure> {
     let client = Client::new(&args.gateway.admin, &token(&args.gateway)?)?;
     let json = args.gateway.json;
     let answer = match &args.command {

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, request};
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use super::forward::{self, Forwarding};
 use super::listener::Peer;
 use super::upstream::{OutBody, SendError, SendErrorKind, SendProgress, Sent, Upstreams};
-use super::{Body, BoxError, matching};
+use super::{Body, BoxError, answer, matching};
 use crate::domain::policy::Policy;
 use crate::problem::{Kind, Problem};
 
@@ -154,7 +154,7 @@ impl Passthrough {
         pace: &Pace,
         policy: &Policy,
     ) -> Result<Response<Body>, Problem> {
-        let progress = SendProgress::default();
+        let progress = SendProgress::new();
         let mut call = pin!(self.upstreams.send(&policy.pool, request, &progress));
         loop {
             let deadline = pace.last() + policy.timeout;
@@ -178,6 +178,8 @@ impl Passthrough {
     /// Copies between the two ends of an upgraded connection until both have closed, or one broke.
     fn join(&self, client: OnUpgrade, server: OnUpgrade, peer: Peer) {
         let copying = async move {
+            // All of it, not its address alone: it holds the connection's slot.
+            let peer = peer;
             let (client, server) = match tokio::try_join!(client, server) {
                 Ok(both) => both,
                 Err(error) => {
@@ -198,9 +200,7 @@ impl Passthrough {
 
 /// A problem as an answer with a body.
 pub fn problem_response(problem: Problem) -> Response<Body> {
-    problem
-        .into_response()
-        .map(|bytes| Full::new(bytes).map_err(BoxError::from).boxed_unsync())
+    problem.into_response().map(answer::full)
 }
 
 /// Puts back what is for one hop and yet asked of the next one too (RFC 9110 section 7.8).

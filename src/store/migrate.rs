@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::open::{OpenError, Target};
 use super::postgres::connect_plain;
-use super::sqlite::FileLock;
+use super::sqlite::{FileLock, unopened};
 
 /// Where the applied migrations are listed; our own table, since the database may be shared with a
 /// program that uses the same library.
@@ -31,6 +31,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long `apply` waits for another process that may be migrating the same file.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// What sqlx prepares to list migrations stays on the server's connection, which a transaction
+/// pooler hands to others, who may use the same names.
+const FORGET: &str = "deallocate all";
+/// What an earlier program may have left there would be in our way.
+const POSTGRES_BEGIN: &str = "begin; deallocate all";
 
 /// One migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +59,9 @@ pub async fn pending(url: &str) -> Result<Vec<Step>, OpenError> {
                 return Ok(steps(&sqlite_migrator(), &[]));
             }
             let options = sqlite_options(&path).read_only(true);
-            let mut conn = options.connect().await.map_err(OpenError::Unreachable)?;
-            sqlite(&mut conn, false).await
+            let conn = options.connect().await;
+            let mut conn = conn.map_err(|error| unopened(error, &path))?;
+            sqlite(&mut conn, &path, false).await
         }
         Target::Postgres(hosts) => {
             let mut conn = postgres_connect(&hosts).await?;
@@ -72,11 +79,13 @@ pub async fn apply(url: &str) -> Result<Vec<Step>, OpenError> {
     match Target::parse(url)? {
         Target::Sqlite(path) => {
             let lock = FileLock::wait(&path, LOCK_WAIT).await?;
-            let options = sqlite_options(lock.database()).create_if_missing(true);
+            let path = lock.database();
+            let options = sqlite_options(path).create_if_missing(true);
             let options = options.journal_mode(SqliteJournalMode::Wal);
-            let mut conn = options.connect().await.map_err(OpenError::Unreachable)?;
-            let done = sqlite(&mut conn, true).await;
-            conn.close().await.map_err(OpenError::Unreachable)?;
+            let conn = options.connect().await;
+            let mut conn = conn.map_err(|error| unopened(error, path))?;
+            let done = sqlite(&mut conn, path, true).await;
+            conn.close().await.map_err(|error| unopened(error, path))?;
             done
         }
         Target::Postgres(hosts) => {
@@ -90,16 +99,19 @@ pub async fn apply(url: &str) -> Result<Vec<Step>, OpenError> {
 ///
 /// # Errors
 /// As for [`pending`] and [`apply`].
-pub async fn sqlite(conn: &mut SqliteConnection, apply: bool) -> Result<Vec<Step>, OpenError> {
+pub async fn sqlite(
+    conn: &mut SqliteConnection,
+    path: &Path,
+    apply: bool,
+) -> Result<Vec<Step>, OpenError> {
     let migrator = sqlite_migrator();
     let listed = "select exists (select 1 from sqlite_schema where name = 'eec_migration')";
     let begin = if apply { "begin immediate" } else { "begin" };
-    let mut tx = conn
-        .begin_with(begin)
-        .await
-        .map_err(OpenError::Unreachable)?;
+    let tx = conn.begin_with(begin).await;
+    let mut tx = tx.map_err(|error| unopened(error, path))?;
     let listed = sqlx::query_scalar(listed).fetch_one(&mut *tx).await;
-    let missing = missing(&mut *tx, &migrator, listed.map_err(OpenError::Unreachable)?).await?;
+    let listed = listed.map_err(|error| unopened(error, path))?;
+    let missing = missing(&mut *tx, &migrator, listed).await?;
     if apply && !missing.is_empty() {
         let run = migrator.run_direct(None, &mut *tx, false).await;
         run.map_err(OpenError::Migration)?;
@@ -130,15 +142,19 @@ pub async fn postgres(conn: &mut PgConnection, apply: bool) -> Result<Vec<Step>,
 async fn postgres_once(conn: &mut PgConnection, apply: bool) -> Result<Vec<Step>, OpenError> {
     let migrator = postgres_migrator();
     let listed = "select to_regclass('eec_migration') is not null";
-    let mut tx = conn.begin().await.map_err(OpenError::Unreachable)?;
+    let begin = conn.begin_with(POSTGRES_BEGIN).await;
+    let mut tx = begin.map_err(OpenError::Unreachable)?;
     let listed = sqlx::query_scalar(listed).fetch_one(&mut *tx).await;
     let missing = missing(&mut *tx, &migrator, listed.map_err(OpenError::Unreachable)?).await?;
     if apply && !missing.is_empty() {
         let run = migrator.run_direct(None, &mut *tx, false).await;
         run.map_err(OpenError::Migration)?;
     }
-    tx.commit()
-        .await
+    let end = async {
+        sqlx::raw_sql(FORGET).execute(&mut *tx).await?;
+        tx.commit().await
+    };
+    end.await
         .map_err(|error| OpenError::Migration(error.into()))?;
     Ok(missing)
 }

@@ -15,14 +15,17 @@ mod clock;
 mod failure;
 mod lock;
 mod operators;
+mod place;
 mod records;
 mod rows;
 mod secrets;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod writer;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,6 +40,7 @@ use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::failure::of_file as unopened;
 pub use self::lock::FileLock;
 
 use self::clock::Clock;
@@ -71,11 +75,10 @@ pub struct SqliteStore {
     writer: Arc<Writer>,
     readers: SqlitePool,
     clock: Clock,
-    behind: Duration,
+    warnings: Vec<String>,
     tasks: TaskTracker,
     places: Arc<Semaphore>,
     closing: CancellationToken,
-    lock: Mutex<Option<FileLock>>,
     wakeups: broadcast::Sender<Wakeup>,
 }
 
@@ -94,16 +97,17 @@ impl SqliteStore {
             .create_if_missing(true)
             .pragma("wal_autocheckpoint", LOG_PAGES_MAX)
             .pragma("journal_size_limit", LOG_BYTES_KEPT);
-        let mut connection = writing.connect().await.map_err(OpenError::Unreachable)?;
-        let missing = migrate::sqlite(&mut connection, migrate).await?;
+        let connection = writing.connect().await;
+        let mut connection = connection.map_err(|error| unopened(error, lock.database()))?;
+        let missing = migrate::sqlite(&mut connection, lock.database(), migrate).await?;
         if !migrate && !missing.is_empty() {
             return Err(OpenError::Behind(missing.len()));
         }
         let (clock, behind) = Clock::start(seen_ms(&mut connection).await?);
-        if !behind.is_zero() {
-            tracing::warn!("{}", behind_warning(behind));
-        }
-        let writer = Arc::new(Writer::new(connection, writing, clock));
+        let behind = (!behind.is_zero()).then(|| behind_warning(behind));
+        let warnings = behind.into_iter().chain(place::warning(lock.database()));
+        let warnings = warnings.collect();
+        let writer = Arc::new(Writer::new(connection, writing, clock, lock));
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .acquire_timeout(READER_TIMEOUT)
@@ -120,11 +124,10 @@ impl SqliteStore {
             writer,
             readers,
             clock,
-            behind,
+            warnings,
             tasks,
             places: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             closing,
-            lock: Mutex::new(Some(lock)),
             wakeups: broadcast::Sender::new(1),
         })
     }
@@ -341,8 +344,7 @@ impl Store for SqliteStore {
     }
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
-        let behind = (!self.behind.is_zero()).then(|| behind_warning(self.behind));
-        Ok(behind.into_iter().collect())
+        Ok(self.warnings.clone())
     }
 
     async fn close(&self) {
@@ -351,12 +353,6 @@ impl Store for SqliteStore {
         self.tasks.wait().await;
         self.readers.close().await;
         self.writer.close().await;
-        let lock = self
-            .lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(lock);
     }
 }
 

@@ -25,7 +25,7 @@ use oncegate::api::health::Readiness;
 use oncegate::api::records::OwnerTimes;
 use oncegate::api::{self, AdminState};
 use oncegate::config::{Role, TokenConfig};
-use oncegate::domain::record::GiveUp;
+use oncegate::domain::record::{Claim, GiveUp, Reserved};
 use oncegate::domain::scope::{PoolId, RecordKey, TenantScope};
 use oncegate::store::Store;
 use oncegate::store::sqlite::SqliteStore;
@@ -173,10 +173,15 @@ impl Admin {
         reply
     }
 
+    async fn reserve(&self, claim: &Claim) {
+        let reserved = self.store.reserve(std::slice::from_ref(claim)).await;
+        assert!(matches!(reserved.unwrap()[..], [Reserved::Won(_)]));
+    }
+
     /// A record whose outcome nobody knows.
     async fn unknown(&self, key: RecordKey) {
         let claim = fixture::claim_of(key);
-        self.store.reserve(&[claim.clone()]).await.unwrap();
+        self.reserve(&claim).await;
         let release = fixture::release(&claim, GiveUp::Hold);
         let released = self.store.release(&[release]).await.unwrap();
         assert!(released[0].is_some());
@@ -185,7 +190,7 @@ impl Admin {
     /// A record with a committed answer.
     async fn completed(&self, key: RecordKey) {
         let claim = fixture::claim_of(key);
-        self.store.reserve(&[claim.clone()]).await.unwrap();
+        self.reserve(&claim).await;
         let completion = fixture::completion(&claim);
         let committed = self.store.complete(&[completion]).await.unwrap();
         assert!(committed[0].is_some());
@@ -194,7 +199,7 @@ impl Admin {
     /// A record whose owner is at work.
     async fn pending(&self, key: RecordKey) {
         let claim = fixture::claim_of(key);
-        self.store.reserve(&[claim]).await.unwrap();
+        self.reserve(&claim).await;
     }
 
     /// The record's state, by its word.

@@ -5,9 +5,14 @@
 mod admin;
 mod cli;
 mod config;
+mod listener;
 mod openapi;
+mod promises;
 mod store_conformance;
 mod store_group;
+mod store_postgres;
 mod support;
+mod tidy;
 mod upkeep;
 mod upstream;
+mod store_open;

@@ -19,6 +19,8 @@ use serde_json::Value;
 
 use super::Failure;
 
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a request may take, the answer included: longer than the gateway's own limit.
 const TIMEOUT: Duration = Duration::from_secs(40);
 /// The longest answer that is read, in bytes: a full page of records is far below.
@@ -56,16 +58,19 @@ impl Client {
         let host = host.filter(|_| secure || scheme == Some("http"));
         let host = host.ok_or_else(|| wrong_admin(admin))?;
         if !secure && !is_loopback(host) {
-            eprintln!("oncegate: the token goes to {host} unencrypted; prefer https://");
+            eprintln!("warning: the token goes to {host} unencrypted; prefer https://");
         }
         let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
             .map_err(|_| Failure::NoAnswer("the token holds a character that none has".into()))?;
         authorization.set_sensitive(true);
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(tls(secure)?)
             .https_or_http()
             .enable_http1()
-            .build();
+            .wrap_connector(tcp);
         Ok(Self {
             base,
             authorization,

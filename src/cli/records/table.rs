@@ -129,12 +129,16 @@ pub(super) fn page(out: &mut dyn Write, answer: &Value, paint: Paint) -> Result<
 /// One record, one fact a line.
 pub(super) fn record(out: &mut dyn Write, answer: &Value, paint: Paint) -> Result<(), Failure> {
     let record: Record = read(answer)?;
+    let mut status = paint.state(&record.status, &plain(&record.status));
+    let more = more(&record);
+    if !more.is_empty() {
+        status = format!("{status} ({more})");
+    }
     let mut facts = vec![
         ("tenant", plain(&record.tenant)),
         ("pool", plain(&record.pool)),
         ("key", plain(&record.key)),
-        ("status", paint.state(&record.status, &record.status)),
-        ("", more(&record)),
+        ("status", status),
         ("generation", record.generation.to_string()),
         ("created", record.created_at.clone()),
         (
@@ -159,7 +163,7 @@ pub(super) fn record(out: &mut dyn Write, answer: &Value, paint: Paint) -> Resul
             ("replayable", replay.into()),
         ]);
     }
-    for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
+    for (name, value) in facts {
         writeln!(out, "{} {value}", paint.faint(&format!("{name:11}")))?;
     }
     Ok(())
@@ -199,13 +203,8 @@ fn more(record: &Record) -> String {
             None => format!("lease {}", plain(&lease.state)),
         });
     }
-    if let Some(sent) = record.maybe_sent {
-        let text = if sent {
-            "may have been sent"
-        } else {
-            "not sent"
-        };
-        parts.push(text.into());
+    if record.maybe_sent == Some(true) {
+        parts.push("may have been sent".into());
     }
     if let Some(status) = record.answer_status {
         parts.push(format!("answered {status}"));

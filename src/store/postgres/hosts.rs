@@ -1,6 +1,7 @@
 //! A PostgreSQL URL, which may name several hosts: `postgres://u:p@a:5432,b:5433/db`. sqlx knows
 //! one host only; libpq's form for several is taken apart here.
 
+use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::store::open::OpenError;
@@ -22,10 +23,18 @@ pub fn parse(url: &str) -> Result<Vec<PgConnectOptions>, OpenError> {
         });
     let rest = without_session_attributes(rest);
     let one = |host: &str| format!("{scheme}://{user}{host}{rest}").parse();
-    hosts
-        .split(',')
-        .map(|host| one(host).map_err(|_| MALFORMED))
-        .collect()
+    let one = |host: &str| one(host).map(ours).map_err(|_| MALFORMED);
+    hosts.split(',').map(one).collect()
+}
+
+/// What is the same for every connection.
+fn ours(host: PgConnectOptions) -> PgConnectOptions {
+    // PgBouncer refuses `extra_float_digits`, and no float is ever read.
+    let host = host.disable_statement_logging().extra_float_digits(None);
+    match host.get_application_name() {
+        Some(_) => host,
+        None => host.application_name("oncegate"),
+    }
 }
 
 /// `target_session_attrs=read-write` is how this store always connects; sqlx would warn that it

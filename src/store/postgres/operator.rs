@@ -55,7 +55,7 @@ const HAPPENED: &str = concat!(
 
 const NEVER_HAPPENED: &str = concat!(
     "with done as (update eec_routing_idempotency r set status = 'failed_before_commit',",
-    " valid_until = now() + ",
+    " maybe_sent = false, valid_until = now() + ",
     ms!("r.valid_for_ms"),
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
     " and r.reserved_at + ",
@@ -79,26 +79,37 @@ const PURGE_ONE: &str = concat!(
     " select 1 from done",
 );
 
-/// Plans are made with the values in hand, so a condition that is not given costs nothing. Under
-/// collation "C" no other tenant sorts between a tenant and its principals.
-const FIND: &str = concat!(
-    "select r.tenant_scope, r.pool_id, r.idempotency_key, ",
-    record_columns!(),
-    ", d.answer_status",
-    " from (select * from eec_routing_idempotency where",
-    " ($1::text is null or (tenant_scope >= $1 and tenant_scope < $1 || '!'",
-    " and (tenant_scope = $1 or starts_with(tenant_scope, $1 || ' '))))",
-    " and ($2::text is null or pool_id = $2)",
-    " and ($3::text is null or starts_with(idempotency_key, $3))",
-    " and ($4::text is null or status = $4)",
-    " and ($4 is distinct from 'outcome_unknown' or unknown_reserved_at is not null)",
-    " and ($5::bigint is null or reserved_at <= now() - ",
-    ms!("$5"),
-    ")",
-    " and ($6::text is null or (tenant_scope, pool_id, idempotency_key) > ($6, $7, $8))",
-    " order by tenant_scope, pool_id, idempotency_key limit $9) r",
-    " left join eec_routing_decision d on d.tenant_scope = r.tenant_scope",
-    " and d.decision_id = r.decision_id order by r.tenant_scope, r.pool_id, r.idempotency_key",
+/// A search in `$records`. Plans are made with the values in hand, so a condition that is not given
+/// costs nothing. Under collation "C" no other tenant sorts between a tenant and its principals.
+macro_rules! find_in {
+    ($records:expr) => {
+        concat!(
+            "select r.tenant_scope, r.pool_id, r.idempotency_key, d.answer_status, ",
+            record_columns!(),
+            " from (select * from ",
+            $records,
+            " where ($1::text is null or (tenant_scope >= $1 and tenant_scope < $1 || '!' \
+             and (tenant_scope = $1 or starts_with(tenant_scope, $1 || ' ')))) \
+             and ($2::text is null or pool_id = $2) \
+             and ($3::text is null or starts_with(idempotency_key, $3)) \
+             and ($4::text is null or status = $4) \
+             and ($5::bigint is null or reserved_at <= now() - ",
+            ms!("$5"),
+            ") \
+             and ($6::text is null or (tenant_scope, pool_id, idempotency_key) > ($6, $7, $8)) \
+             order by tenant_scope, pool_id, idempotency_key limit $9) r \
+             left join eec_routing_decision d on d.tenant_scope = r.tenant_scope \
+             and d.decision_id = r.decision_id order by r.tenant_scope, r.pool_id, r.idempotency_key"
+        )
+    };
+}
+
+const FIND: &str = find_in!("eec_routing_idempotency");
+
+/// What operators look for most, and what is rare: `offset 0` makes the planner take its index
+/// first.
+const FIND_UNKNOWN: &str = find_in!(
+    "(select * from eec_routing_idempotency where unknown_reserved_at is not null offset 0) open"
 );
 
 impl Runner {
@@ -226,7 +237,8 @@ fn bind_answer(statement: Statement, completion: &Completion) -> Statement {
 
 fn searching(search: &Search) -> Statement {
     let after = search.after.as_ref();
-    fixed(FIND)
+    let unknown = search.status.as_deref() == Some("outcome_unknown");
+    fixed(if unknown { FIND_UNKNOWN } else { FIND })
         .bind(search.tenant.as_deref())
         .bind(search.pool.as_deref())
         .bind(search.key_prefix.as_deref())

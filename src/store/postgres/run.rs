@@ -1,8 +1,7 @@
 //! Runs one statement: with a deadline, on a task of its own, and again where that is safe.
 //!
-//! Every unit of work of this store is a single autocommitted statement, so no transaction is ever
-//! open between two round trips, and sending one again is safe: each is guarded by tokens and ids
-//! that its caller drew.
+//! Every unit of work of this store is a single statement that commits by itself, and sending one
+//! again is safe: each is guarded by tokens and ids that its caller drew.
 //!
 //! A statement runs on a tracked task. A caller that is dropped meanwhile loses the result and
 //! nothing else: the statement ends, and its connection goes back in order.
@@ -110,9 +109,7 @@ impl Runner {
         let task = self.tracker.spawn(async move {
             let mut lent = pool.acquire(acquire_by).await?;
             let answer_by = deadline.min(Instant::now() + operation_timeout);
-            let statement = statement.persistent(!lent.session.pooled);
-            let rows = statement.fetch_all(&mut lent.session.conn);
-            match timeout_at(answer_by, rows).await {
+            match timeout_at(answer_by, lent.session.rows(statement)).await {
                 Ok(Ok(rows)) => {
                     lent.give_back();
                     Ok(rows)

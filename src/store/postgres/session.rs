@@ -2,8 +2,10 @@
 //!
 //! A session is either *direct* or *pooled*. A direct one accepted our settings at start-up. A
 //! pooled one goes through a transaction pooler (PgBouncer and its like), which refuses or ignores
-//! them: it keeps no state between statements, so nothing is prepared, set or listened for on it.
-//! Which of the two it is shows at the connect; nothing has to be configured.
+//! them: between two transactions it keeps no state, so nothing is prepared or listened for on it,
+//! and each statement brings its settings along, in a transaction that holds the server's
+//! connection from its parsing to its end. Which of the two a session is shows at the connect;
+//! nothing has to be configured.
 //!
 //! Only a server that takes writes is good enough: a standby, or a primary that was demoted, is
 //! left alone and the next host is tried, as libpq does with `target_session_attrs=read-write`.
@@ -14,10 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::error::DatabaseError;
-use sqlx::postgres::{PgConnectOptions, PgDatabaseError};
-use sqlx::{ConnectOptions, Connection, PgConnection, Row};
+use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::run::Statement;
 use crate::store::open::OpenError;
 
 /// The first pause between two tries to connect; it doubles.
@@ -38,6 +41,8 @@ const PROBE: &str = "select current_setting('transaction_read_only') as read_onl
 pub(super) struct Sessions {
     hosts: Vec<PgConnectOptions>,
     settings: Vec<(&'static str, String)>,
+    /// How a transaction begins behind a pooler.
+    begin: Arc<str>,
     /// Once the settings were refused they are not tried again: that would cost every connect a
     /// round trip and an error line in the pooler's log.
     pooled: AtomicBool,
@@ -46,24 +51,30 @@ pub(super) struct Sessions {
 /// An open session to a server that takes writes.
 pub(super) struct Session {
     pub(super) conn: PgConnection,
-    /// Whether it goes through a transaction pooler.
-    pub(super) pooled: bool,
+    /// Behind a transaction pooler: how each transaction begins.
+    begin: Option<Arc<str>>,
 }
 
 impl Sessions {
     /// `hosts`: one for each server that the URL names, tried in this order.
     pub(super) fn new(hosts: Vec<PgConnectOptions>, operation_timeout: Duration) -> Arc<Self> {
-        let quiet = |host: PgConnectOptions| {
-            // PgBouncer refuses `extra_float_digits`, and no float is ever read.
-            host.disable_statement_logging()
-                .extra_float_digits(None)
-                .application_name("oncegate")
-        };
-        Arc::new(Self {
-            hosts: hosts.into_iter().map(quiet).collect(),
-            settings: settings(operation_timeout),
-            pooled: AtomicBool::new(false),
-        })
+        Arc::new(Self::with(hosts, settings(operation_timeout), false))
+    }
+
+    fn with(
+        hosts: Vec<PgConnectOptions>,
+        settings: Vec<(&'static str, String)>,
+        pooled: bool,
+    ) -> Self {
+        let set = settings
+            .iter()
+            .map(|(name, value)| format!("; set local {name} = '{value}'"));
+        Self {
+            begin: format!("begin{}", set.collect::<String>()).into(),
+            hosts,
+            settings,
+            pooled: AtomicBool::new(pooled),
+        }
     }
 
     /// Whether sessions go through a transaction pooler, as far as is known.
@@ -137,7 +148,34 @@ impl Sessions {
         }
         let pooled = row.try_get::<String, _>("session")? != "direct";
         self.pooled.store(pooled, Ordering::Relaxed);
-        Ok(Session { conn, pooled })
+        let begin = pooled.then(|| Arc::clone(&self.begin));
+        Ok(Session { conn, begin })
+    }
+}
+
+impl Session {
+    /// Sends one statement, in a transaction of its own.
+    pub(super) async fn rows(&mut self, statement: Statement) -> Result<Vec<PgRow>, sqlx::Error> {
+        let Some(begin) = &self.begin else {
+            return statement.fetch_all(&mut self.conn).await;
+        };
+        let begin = AssertSqlSafe(Arc::clone(begin));
+        let mut transaction = self.conn.begin_with(begin).await?;
+        // Without a name: on the next server connection it would not be there.
+        let rows = statement
+            .persistent(false)
+            .fetch_all(&mut *transaction)
+            .await;
+        match rows {
+            Ok(rows) => transaction.commit().await.map(|()| rows),
+            Err(error) => {
+                // If this fails too, its error is the one that closes the connection.
+                transaction
+                    .rollback()
+                    .await
+                    .map_or_else(Err, |()| Err(error))
+            }
+        }
     }
 }
 
@@ -152,11 +190,7 @@ pub async fn connect_plain(
     let plain = hosts
         .iter()
         .map(|host| host.clone().statement_cache_capacity(0));
-    let sessions = Sessions {
-        hosts: plain.collect(),
-        settings: Vec::new(),
-        pooled: AtomicBool::new(true),
-    };
+    let sessions = Sessions::with(plain.collect(), Vec::new(), true);
     let session = sessions.connect(deadline).await;
     let conn = session.map_err(OpenError::Unreachable)?.conn;
     match conn.server_version_num() {
@@ -187,6 +221,7 @@ fn settings(operation_timeout: Duration) -> Vec<(&'static str, String)> {
         // which also take row locks in the order of the batch.
         ("plan_cache_mode", "force_custom_plan".to_owned()),
         ("enable_seqscan", "off".to_owned()),
+        ("enable_bitmapscan", "off".to_owned()),
         ("enable_hashjoin", "off".to_owned()),
         ("enable_mergejoin", "off".to_owned()),
         ("jit", "off".to_owned()),

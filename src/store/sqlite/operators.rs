@@ -22,7 +22,8 @@ const FIND: &str = concat!(
 
 const NEVER_HAPPENED: &str = "\
     update eec_routing_idempotency \
-    set status = 'failed_before_commit', valid_until = ?4 + valid_for_ms, lease_expires_at = null \
+    set status = 'failed_before_commit', maybe_sent = 0, lease_expires_at = null, \
+    valid_until = ?4 + valid_for_ms \
     where tenant_scope = ?1 and pool_id = ?2 and idempotency_key = ?3";
 
 const DELETE_RECORD: &str = "\
@@ -77,7 +78,7 @@ pub async fn find(
     let found = failure::sort(found, Stage::Before)?;
     let found = found.iter().map(|row| {
         let cells = Cells::new(row, DECISIONS);
-        let answered = cells.get::<Option<i64>>("answer_status")?.is_some();
+        let answered = cells.find::<i64>("answer_status")?.is_some();
         Ok(Found {
             record: rows::record(row, now_ms)?,
             answer_status: answered
@@ -112,7 +113,10 @@ pub async fn resolve(
             if !open || completion.key != *key || completion.token != record.token {
                 return Ok(Resolved::WrongState);
             }
-            records::complete_one(connection, now_ms, completion).await?;
+            let committed = records::complete_one(connection, now_ms, completion).await?;
+            if committed.is_none() {
+                return Ok(Resolved::WrongState);
+            }
         }
         Verdict::NeverHappened => {
             if !open {

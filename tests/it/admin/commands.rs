@@ -1,6 +1,6 @@
 //! `oncegate records`, against a running admin listener.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use clap::Parser;
 use oncegate::cli::records::{self, Failure, Paint};
@@ -21,13 +21,13 @@ async fn run(admin: &Admin, token: &str, words: &[&str]) -> Result<String, Failu
     run_at(&admin.address.to_string(), &token_file, words).await
 }
 
-async fn run_at(admin: &str, token_file: &PathBuf, words: &[&str]) -> Result<String, Failure> {
+async fn run_at(admin: &str, token_file: &Path, words: &[&str]) -> Result<String, Failure> {
     let mut line = vec!["records", "--admin", admin, "--token-file"];
     line.push(token_file.to_str().unwrap());
     line.extend(words);
     let command = Command::try_parse_from(line).unwrap();
     let mut out = Vec::new();
-    records::run(&command.args, &mut out, Paint::PLAIN).await?;
+    records::execute(&command.args, &mut out, Paint::PLAIN).await?;
     Ok(String::from_utf8(out).unwrap())
 }
 
@@ -135,10 +135,10 @@ async fn each_failure_has_its_exit_code_and_says_what_to_do() {
     admin.completed(key_of("other", "payments", "k")).await;
     let act = |act, tenant| [act, tenant, "payments", "k", "--yes", "--reason", "r"];
     for (token, words, code, says) in [
-        ("no-such-token", &["find"][..], 5, "bearer token"),
-        (READER, &act("purge", "acme"), 5, "role"),
-        (OPERATOR, &act("release", "acme"), 4, "outcome_unknown"),
-        (ACME, &act("purge", "other"), 3, "no such record"),
+        ("no-such-token", &["find"][..], 6, "bearer token"),
+        (READER, &act("purge", "acme"), 6, "role"),
+        (OPERATOR, &act("release", "acme"), 5, "outcome_unknown"),
+        (ACME, &act("purge", "other"), 4, "no such record"),
         (READER, &["find", "--older-than", "soon"], 2, "older_than"),
     ] {
         let failure = run(&admin, token, words).await.unwrap_err();
@@ -180,7 +180,7 @@ async fn a_gateway_that_is_not_there_is_told_from_one_that_is_no_gateway() {
     let failure = run_at(&elsewhere, &token_file, &["find"])
         .await
         .unwrap_err();
-    assert_eq!(failure.exit_code(), 3);
+    assert_eq!(failure.exit_code(), 4);
     for wrong in ["ftp://127.0.0.1", "http://", "127.0.0.1:x", "http://a b"] {
         let failure = run_at(wrong, &token_file, &["find"]).await.unwrap_err();
         assert!(failure.to_string().contains("--admin"), "{failure}");

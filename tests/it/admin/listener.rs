@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use http::Method;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::body::Body;
+use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::{Method, Request};
 use oncegate::api::health::Readiness;
+use oncegate::api::{HEADER_TIMEOUT, REQUEST_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tower::ServiceExt as _;
 
 use super::{Admin, READER, key_of, path_of};
 
@@ -156,5 +160,47 @@ async fn a_request_that_is_no_http_ends_its_connection_only() {
         admin.call(Method::GET, None, "/healthz", None).await.status,
         200
     );
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_that_hangs_does_not_keep_the_asker_waiting() {
+    let admin = Admin::start().await;
+    let (_begun, _go_on) = admin.store.hold_next();
+    let request = Request::get("/v1/records")
+        .header(AUTHORIZATION, format!("Bearer {READER}"))
+        .body(Body::empty())
+        .unwrap();
+    tokio::time::pause();
+    let asked = Instant::now();
+    let reply = admin.router.clone().oneshot(request).await.unwrap();
+    assert_eq!(reply.status(), 503);
+    assert!(asked.elapsed() < REQUEST_TIMEOUT + Duration::from_secs(1));
+    tokio::time::resume();
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_asks_nothing_is_closed() {
+    let admin = Admin::start().await;
+    let mut silent = TcpStream::connect(admin.address).await.unwrap();
+    let mut slow = TcpStream::connect(admin.address).await.unwrap();
+    slow.write_all(b"GET /healthz HTTP/1.1\r\nhost:")
+        .await
+        .unwrap();
+    let mut idle = TcpStream::connect(admin.address).await.unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+        .await
+        .unwrap();
+    let mut first = [0; 15];
+    idle.read_exact(&mut first).await.unwrap();
+    tokio::time::pause();
+    let asked = Instant::now();
+    for connection in [&mut silent, &mut slow, &mut idle] {
+        let mut rest = Vec::new();
+        let _ = connection.read_to_end(&mut rest).await;
+        assert!(asked.elapsed() <= HEADER_TIMEOUT * 2);
+    }
+    tokio::time::resume();
     admin.stop().await;
 }

@@ -12,7 +12,7 @@ use super::{Admin, OPERATOR, READER, fixture, key_of, path_of};
 async fn a_record_is_shown_without_what_is_secret() {
     let admin = Admin::start().await;
     let claim = fixture::claim_of(key_of("acme", "payments", "k"));
-    admin.store.reserve(&[claim.clone()]).await.unwrap();
+    admin.reserve(&claim).await;
     let mut completion = fixture::completion(&claim);
     completion.recorded.body = Some("the card's number".into());
     admin.store.complete(&[completion.clone()]).await.unwrap();
@@ -47,7 +47,7 @@ async fn every_state_is_told_with_what_it_leaves_open() {
             lease: Duration::ZERO,
             ..fixture::redrive()
         };
-        admin.store.reserve(&[claim.clone()]).await.unwrap();
+        admin.reserve(&claim).await;
         if key == failed {
             let moved = admin.store.sweep_one(key, claim.token).await.unwrap();
             assert!(moved);
@@ -82,7 +82,7 @@ async fn every_state_is_told_with_what_it_leaves_open() {
 async fn an_answer_without_its_body_is_told_as_not_replayable() {
     let admin = Admin::start().await;
     let claim = fixture::claim_of(key_of("acme", "p", "stream"));
-    admin.store.reserve(&[claim.clone()]).await.unwrap();
+    admin.reserve(&claim).await;
     let mut completion = fixture::completion(&claim);
     completion.recorded.body = None;
     admin.store.complete(&[completion]).await.unwrap();
@@ -234,7 +234,7 @@ async fn a_search_that_makes_no_sense_is_refused_with_the_reason() {
 async fn a_released_record_that_was_never_sent_says_so() {
     let admin = Admin::start().await;
     let claim = fixture::claim_of(key_of("acme", "p", "k"));
-    admin.store.reserve(&[claim.clone()]).await.unwrap();
+    admin.reserve(&claim).await;
     let release = fixture::release(&claim, GiveUp::NotSent);
     admin.store.release(&[release]).await.unwrap();
     let shown = admin.get(READER, &path_of(&claim.key, "")).await.json();

@@ -23,6 +23,9 @@ pub enum Mode {
     /// Drops the first reply that contains these bytes (none: any reply) and resets its
     /// connection; everything else passes, and what the client asked has happened.
     Swallow(&'static [u8]),
+    /// Answers a request that contains the first bytes with the second ones, and closes its
+    /// connection; the request goes no further.
+    Answer(&'static [u8], &'static [u8]),
 }
 
 /// A running proxy; it ends when dropped.
@@ -40,6 +43,13 @@ struct Proxy {
     swallowed: Arc<AtomicU64>,
     stop: CancellationToken,
     tracker: TaskTracker,
+}
+
+/// How a connection ends.
+enum End {
+    Close,
+    Reset,
+    Answer(&'static [u8]),
 }
 
 impl ChaosProxy {
@@ -107,51 +117,67 @@ impl Proxy {
         let (mut client, mut server) = (client, server);
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();
-        let cut = tokio::select! {
-            () = self.stop.cancelled() => true,
-            _ = mode.wait_for(|mode| *mode == Mode::Reset) => true,
-            cut = self.pump(&mut from_client, &mut to_server, false) => cut,
-            cut = self.pump(&mut from_server, &mut to_client, true) => cut,
+        let end = tokio::select! {
+            () = self.stop.cancelled() => End::Reset,
+            _ = mode.wait_for(|mode| *mode == Mode::Reset) => End::Reset,
+            end = self.pump(&mut from_client, &mut to_server, Self::request) => end,
+            end = self.pump(&mut from_server, &mut to_client, Self::reply) => end,
         };
-        if cut {
-            reset(&client);
-            reset(&server);
+        match end {
+            End::Close => {}
+            End::Reset => {
+                reset(&client);
+                reset(&server);
+            }
+            End::Answer(answer) => {
+                let _ = client.write_all(answer).await;
+            }
         }
     }
 
-    /// Copies one direction until its end; whether that is to be a reset.
+    /// Copies one direction until its end, or until a chunk ends the connection.
     async fn pump(
         &self,
         from: &mut (impl AsyncRead + Unpin),
         to: &mut (impl AsyncWrite + Unpin),
-        replies: bool,
-    ) -> bool {
+        ends: fn(&Self, &[u8]) -> Option<End>,
+    ) -> End {
         let mut mode = self.mode.subscribe();
         let mut buffer = vec![0; 64 * 1024];
         loop {
             let Ok(read @ 1..) = from.read(&mut buffer).await else {
-                return false;
+                return End::Close;
             };
             let _ = mode.wait_for(|mode| *mode != Mode::Silent).await;
             let chunk = &buffer[..read];
-            if replies && self.swallows(chunk) {
-                return true;
+            if let Some(end) = ends(self, chunk) {
+                return end;
             }
             if to.write_all(chunk).await.is_err() {
-                return false;
+                return End::Close;
             }
         }
     }
 
-    /// Whether this reply is the one to drop. Only one ever is.
-    fn swallows(&self, chunk: &[u8]) -> bool {
-        self.mode.send_if_modified(|mode| match *mode {
+    fn request(&self, chunk: &[u8]) -> Option<End> {
+        match *self.mode.borrow() {
+            Mode::Answer(request, answer) if contains(chunk, request) => Some(End::Answer(answer)),
+            _ => None,
+        }
+    }
+
+    fn reply(&self, chunk: &[u8]) -> Option<End> {
+        // Only one ever is swallowed.
+        let swallowed = self.mode.send_if_modified(|mode| match *mode {
             Mode::Swallow(bytes) if contains(chunk, bytes) => {
-                self.swallowed.fetch_add(1, Ordering::SeqCst);
                 *mode = Mode::Pass;
                 true
             }
             _ => false,
+        });
+        swallowed.then(|| {
+            self.swallowed.fetch_add(1, Ordering::SeqCst);
+            End::Reset
         })
     }
 }

@@ -101,6 +101,20 @@ pub fn config(url: &str) -> StoreConfig {
 impl Server {
     /// A database with this program's schema.
     pub async fn database(&self) -> Database {
+        if self.has_template {
+            return self.create(&format!("template {TEMPLATE}")).await;
+        }
+        let database = self.create("").await;
+        migrate::apply(&database.url).await.unwrap();
+        database
+    }
+
+    /// A database without a schema.
+    pub async fn empty_database(&self) -> Database {
+        self.create("").await
+    }
+
+    async fn create(&self, how: &str) -> Database {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("test_{}_{count}", std::process::id());
@@ -109,17 +123,11 @@ impl Server {
             name,
             admin: self.admin.clone(),
         };
-        let name = &database.name;
-        if self.has_template {
-            execute(
-                &self.admin,
-                format!("create database {name} template {TEMPLATE}"),
-            )
-            .await;
-        } else {
-            execute(&self.admin, format!("create database {name}")).await;
-            migrate::apply(&database.url).await.unwrap();
-        }
+        execute(
+            &self.admin,
+            format!("create database {} {how}", database.name),
+        )
+        .await;
         database
     }
 
@@ -131,6 +139,22 @@ impl Server {
     /// Starts it again, on the same port and data.
     pub fn start_again(&self) {
         self.control(&["start", "-w"]);
+    }
+
+    /// Whether sessions, those that are open too, may only read.
+    pub async fn read_only(&self, only: bool) {
+        let setting = format!("alter system set default_transaction_read_only = {only}");
+        let mut conn = PgConnection::connect(&self.admin).await.unwrap();
+        for sql in [
+            "set default_transaction_read_only = off",
+            &setting,
+            "select pg_reload_conf()",
+        ] {
+            sqlx::raw_sql(AssertSqlSafe(sql))
+                .execute(&mut conn)
+                .await
+                .unwrap();
+        }
     }
 
     fn control(&self, arguments: &[&str]) {

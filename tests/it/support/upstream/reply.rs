@@ -106,10 +106,14 @@ impl Reply {
 
     /// 200 with server-sent events; the test sends them.
     pub fn events() -> (Self, Stream) {
+        let (reply, stream) = Self::pieces();
+        (reply.header("Content-Type", "text/event-stream"), stream)
+    }
+
+    /// 200 with a body that the test sends piece by piece.
+    pub fn pieces() -> (Self, Stream) {
         let (sender, receiver) = mpsc::channel(16);
-        let mut reply = Self::new(200)
-            .header("Content-Type", "text/event-stream")
-            .chunked();
+        let mut reply = Self::new(200).chunked();
         reply.pieces = Some(Arc::new(Mutex::new(Some(receiver))));
         (reply, Stream(sender))
     }
