@@ -32,7 +32,9 @@ impl Answer {
     /// The values of a header, in order.
     pub fn header(&self, name: &str) -> Vec<String> {
         let lines = self.headers.iter().filter(|(line, _)| line == name);
-        lines.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).collect()
+        lines
+            .map(|(_, value)| String::from_utf8_lossy(value).into_owned())
+            .collect()
     }
 
     pub fn text(&self) -> String {
@@ -74,14 +76,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
         let head = self.until(b"\r\n\r\n").await.expect("an answer");
         let head = String::from_utf8_lossy(&head).into_owned();
         let mut lines = head.trim_end().split("\r\n");
-        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let status = lines
+            .next()
+            .unwrap()
+            .split(' ')
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
         let headers: Vec<_> = lines
             .map(|line| {
                 let (name, value) = line.split_once(':').unwrap();
                 (name.to_ascii_lowercase(), value.trim().as_bytes().to_vec())
             })
             .collect();
-        let mut answer = Answer { status, headers, body: Vec::new(), whole: true };
+        let mut answer = Answer {
+            status,
+            headers,
+            body: Vec::new(),
+            whole: true,
+        };
         if method == "HEAD" || status < 200 || status == 204 || status == 304 {
             return answer;
         }
@@ -113,7 +127,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
     /// Bytes up to and with this mark. `None`: the connection ended before.
     pub async fn until(&mut self, mark: &[u8]) -> Option<Vec<u8>> {
         loop {
-            let found = self.unread.windows(mark.len()).position(|window| window == mark);
+            let found = self
+                .unread
+                .windows(mark.len())
+                .position(|window| window == mark);
             if let Some(at) = found {
                 let rest = self.unread.split_off(at + mark.len());
                 return Some(std::mem::replace(&mut self.unread, rest));
@@ -139,7 +156,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
 
     async fn more(&mut self) -> Option<()> {
         let read = self.stream.read_buf(&mut self.unread);
-        let read = tokio::time::timeout(DEADLINE, read).await.expect("no byte in time");
+        let read = tokio::time::timeout(DEADLINE, read)
+            .await
+            .expect("no byte in time");
         read.ok().filter(|read| *read > 0).map(|_| ())
     }
 }
@@ -177,7 +196,10 @@ impl Http2 {
         let mut body = Vec::new();
         while let Some(data) = incoming.data().await {
             let data = data.unwrap();
-            incoming.flow_control().release_capacity(data.len()).unwrap();
+            incoming
+                .flow_control()
+                .release_capacity(data.len())
+                .unwrap();
             body.extend_from_slice(&data);
         }
         Response::from_parts(head, body)

@@ -133,7 +133,10 @@ async fn a_request_line_that_parsers_read_differently_is_refused() {
 
 #[tokio::test]
 async fn chunks_in_http_1_0_are_refused() {
-    refused(&format!("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n{BODY}")).await;
+    refused(&format!(
+        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n{BODY}"
+    ))
+    .await;
     let both = "Content-Length: 6\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive\r\n";
     refused(&format!("POST / HTTP/1.0\r\n{both}\r\n{BODY}")).await;
 }
@@ -151,7 +154,11 @@ async fn a_sound_request_before_a_doubtful_one_is_served_and_nothing_after_it() 
         let mut client = server.connect().await;
         client.send(&bytes).await;
         assert_eq!(client.answer().await.text(), "POST /sound 5", "{fields:?}");
-        assert_eq!(client.answer().await.text(), "POST /chunked 3", "{fields:?}");
+        assert_eq!(
+            client.answer().await.text(),
+            "POST /chunked 3",
+            "{fields:?}"
+        );
         let answer = client.answer().await;
         assert_eq!(answer.status, 400, "{fields:?}");
         assert_eq!(answer.header("connection"), ["close"], "{fields:?}");

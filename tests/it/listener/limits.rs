@@ -19,7 +19,12 @@ async fn server(change: impl FnOnce(&mut oncegate::config::Limits)) -> Server {
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
     let server = server(|limits| limits.header_bytes_max = 16 << 10).await;
-    let head = |bytes| format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(bytes));
+    let head = |bytes| {
+        format!(
+            "GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n",
+            "x".repeat(bytes)
+        )
+    };
     let mut client = server.connect().await;
     client.send(head(15 << 10)).await;
     assert_eq!(client.answer().await.status, 200);
@@ -28,7 +33,9 @@ async fn a_head_that_is_too_large_is_refused() {
     assert_eq!(client.rest().await, b"");
 
     let mut client = server.connect().await;
-    client.send(format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(101))).await;
+    client
+        .send(format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(101)))
+        .await;
     assert_eq!(client.answer().await.status, 431);
 
     let client = Http2::connect(server.addr).await;
@@ -42,7 +49,11 @@ async fn a_head_that_is_too_large_is_refused() {
 #[tokio::test]
 async fn a_head_that_does_not_come_to_its_end_in_time_ends_the_connection() {
     let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
-    for begun in ["GET / HT", "GET / HTTP/1.1\r\nHost: a\r\n", "PRI * HTTP/2.0\r\n"] {
+    for begun in [
+        "GET / HT",
+        "GET / HTTP/1.1\r\nHost: a\r\n",
+        "PRI * HTTP/2.0\r\n",
+    ] {
         let started = Instant::now();
         let mut client = server.connect().await;
         client.send(begun).await;
@@ -90,13 +101,17 @@ async fn a_slow_handler_or_body_is_no_slow_head() {
     let mut limits = limits();
     limits.header_timeout = HEADER_TIMEOUT;
     let server = Server::with(limits, None, |request, _| async move {
-        let body = http_body_util::BodyExt::collect(request.into_body()).await.unwrap();
+        let body = http_body_util::BodyExt::collect(request.into_body())
+            .await
+            .unwrap();
         tokio::time::sleep(HEADER_TIMEOUT * 2).await;
         answer(200, body.to_bytes())
     })
     .await;
     let mut client = server.connect().await;
-    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\no").await;
+    client
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\no")
+        .await;
     tokio::time::sleep(HEADER_TIMEOUT * 2).await;
     client.send("k").await;
     assert_eq!(client.answer().await.text(), "ok");

@@ -57,7 +57,9 @@ async fn http2_without_tls_is_spoken_to_clients_that_begin_with_it() {
     let server = Server::start().await;
     let client = Http2::connect(server.addr).await;
     for number in 0..20 {
-        let asked = client.ask(to("POST", &format!("/{number}")), b"hello").await;
+        let asked = client
+            .ask(to("POST", &format!("/{number}")), b"hello")
+            .await;
         let expected = format!("POST http://a.example/{number} 5");
         assert_eq!(String::from_utf8_lossy(asked.body()), expected);
     }
@@ -74,7 +76,9 @@ async fn a_client_is_told_to_continue_when_its_body_is_wanted_and_only_then() {
     })
     .await;
     let head = |path| {
-        format!("POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        format!(
+            "POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        )
     };
     let mut client = server.connect().await;
     client.send(head("/wanted")).await;
@@ -101,7 +105,9 @@ async fn a_client_that_closes_its_sending_side_still_gets_the_whole_answer() {
     })
     .await;
     let mut client = server.connect().await;
-    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok").await;
+    client
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok")
+        .await;
     client.stream.shutdown().await.unwrap();
     // The server reads the end of the stream before the answer is there.
     while server.calls() == 0 {
@@ -121,7 +127,11 @@ async fn an_early_refusal_reaches_a_client_that_is_still_sending() {
     let length = 4 << 20;
     for _ in 0..20 {
         let mut client = server.connect().await;
-        client.send(format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n")).await;
+        client
+            .send(format!(
+                "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"
+            ))
+            .await;
         client.send(vec![b'x'; length]).await;
         let answer = client.answer().await;
         assert_eq!((answer.status, answer.text().as_str()), (413, "too much"));
@@ -149,7 +159,11 @@ impl Certificate {
         let pem = made.cert.pem();
         let der = rustls_pki_types::CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         trust.add(der).unwrap();
-        Self { files, trust, _dir: dir }
+        Self {
+            files,
+            trust,
+            _dir: dir,
+        }
     }
 
     async fn connect(&self, server: &Server, alpn: &[&str]) -> TlsStream<TcpStream> {
@@ -162,7 +176,10 @@ impl Certificate {
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         let tcp = TcpStream::connect(server.addr).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
-        TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap()
+        TlsConnector::from(Arc::new(config))
+            .connect(name, tcp)
+            .await
+            .unwrap()
     }
 }
 
@@ -182,7 +199,9 @@ async fn over_tls_the_client_chooses_the_protocol() {
 
     for alpn in [&["http/1.1"][..], &[]] {
         let mut client = Raw::over(certificate.connect(&server, alpn).await);
-        client.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+        client
+            .send("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            .await;
         assert_eq!(client.answer().await.text(), "HTTP/1.1 true");
         assert_eq!(client.rest().await, b"");
     }
@@ -224,7 +243,9 @@ async fn ask_malformed(server: &Server, fields: &[(&str, &str)], data: Option<&[
     stream.write_all(&bytes).await.unwrap();
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
-    let _ = tokio::time::timeout(super::client::DEADLINE, read).await.unwrap();
+    let _ = tokio::time::timeout(super::client::DEADLINE, read)
+        .await
+        .unwrap();
     answer
 }
 
@@ -298,6 +319,10 @@ async fn an_http2_body_of_another_length_is_never_taken_for_whole() {
         let server = Server::start().await;
         let answer = ask_malformed(&server, &head(length), Some(b"hello")).await;
         let text = String::from_utf8_lossy(&answer).into_owned();
-        assert_eq!(text.contains("POST http://a.example/ 5"), whole, "{length}: {text:?}");
+        assert_eq!(
+            text.contains("POST http://a.example/ 5"),
+            whole,
+            "{length}: {text:?}"
+        );
     }
 }

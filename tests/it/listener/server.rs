@@ -11,9 +11,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use oncegate::config::{Limits, PathPattern, PoolConfig, Route};
 use oncegate::domain::fingerprint::FingerprintRules;
-use oncegate::domain::policy::{
-    Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy,
-};
+use oncegate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy};
 use oncegate::domain::scope::PoolId;
 use oncegate::proxy::forward::Forwarding;
 use oncegate::proxy::listener::{self, Peer, Shutdown, Tls};
@@ -48,12 +46,7 @@ impl Server {
         Self::until(Shutdown::default(), limits, tls, handler).await
     }
 
-    async fn until<H, F>(
-        shutdown: Shutdown,
-        limits: Limits,
-        tls: Option<Tls>,
-        handler: H,
-    ) -> Self
+    async fn until<H, F>(shutdown: Shutdown, limits: Limits, tls: Option<Tls>, handler: H) -> Self
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
@@ -71,7 +64,12 @@ impl Server {
         let mut running = JoinSet::new();
         let run = shutdown.clone();
         running.spawn(async move { listener::run(socket, tls, &limits, counting, run).await });
-        Self { addr, shutdown, calls, running }
+        Self {
+            addr,
+            shutdown,
+            calls,
+            running,
+        }
     }
 
     /// Requests that reached the handler.
@@ -119,7 +117,9 @@ async fn describe(request: Request<Incoming>) -> Response<Body> {
 }
 
 pub fn answer(status: u16, body: impl Into<Bytes>) -> Response<Body> {
-    let body = Full::new(body.into()).map_err(BoxError::from).boxed_unsync();
+    let body = Full::new(body.into())
+        .map_err(BoxError::from)
+        .boxed_unsync();
     Response::builder().status(status).body(body).unwrap()
 }
 
@@ -157,7 +157,9 @@ impl Gateway {
                     }
                     Err(problem) => {
                         let body = |bytes| Full::new(bytes).map_err(BoxError::from);
-                        problem.into_response().map(|bytes| body(bytes).boxed_unsync())
+                        problem
+                            .into_response()
+                            .map(|bytes| body(bytes).boxed_unsync())
                     }
                 }
             }

@@ -56,7 +56,11 @@ async fn a_soft_shutdown_finishes_what_runs_and_takes_nothing_more() {
     }
     let mut idle = server.connect().await;
     server.shutdown.soft.cancel();
-    assert_eq!(idle.rest().await, b"", "a connection without request is closed");
+    assert_eq!(
+        idle.rest().await,
+        b"",
+        "a connection without request is closed"
+    );
     gate.cancel();
     let answer = client.answer().await;
     assert_eq!(answer.text(), "finished");

@@ -240,7 +240,7 @@ async fn a_drain_finishes_what_was_begun(bench: Bench) {
     gateway.until_parked(1).await;
     gateway.sigterm();
     eventually("nothing new is taken", async || {
-        let late = gateway.post("/pay").key("late").try_send().await;
+        let late = gateway.post("/late").key("late").try_send().await;
         let taken = late.is_ok_and(|answer| answer.idempotency() == "executed");
         (!taken && !gateway.is_ready().await).then_some(())
     })

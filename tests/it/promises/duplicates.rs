@@ -229,7 +229,7 @@ async fn more_waiters_than_fit_in_all_are_turned_away(bench: Bench) {
         .reply(Reply::new(201).hold(&gate));
     let gateway = bench
         .gateway()
-        .section("limits", "waiters_max = 2")
+        .section("limits", "waiters_per_key_max = 2\nwaiters_max = 2")
         .start()
         .await;
     let firsts = ["a", "b", "c"].map(|key| gateway.post("/pay").key(key).begin());
@@ -389,6 +389,7 @@ async fn a_local_completion_wakes_without_the_poll() {
     let gateway = bench
         .gateway()
         .section("store", "poll_interval = \"5s\"")
+        .route("lease = \"10s\"")
         .start()
         .await;
     let first = gateway.post("/pay").key("k").begin();

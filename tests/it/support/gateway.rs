@@ -319,6 +319,15 @@ impl TestGateway {
             .await;
     }
 
+    /// Waits until at least this many duplicates are parked.
+    pub async fn until_parked_at_least(&self, waiters: u32) {
+        eventually(&format!("{waiters} are parked"), async || {
+            let now = self.metrics().await.sum("oncegate_waiters", &[]);
+            (now > f64::from(waiters) - 0.5).then_some(())
+        })
+        .await;
+    }
+
     /// Whether the log holds `text`.
     pub fn log_holds(&self, text: &str) -> bool {
         self.process.log().holds(text)
