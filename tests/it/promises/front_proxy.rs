@@ -141,7 +141,7 @@ async fn a_thousand_operations_of_a_retrying_client_run_at_most_once_each(bench:
     for _ in 0..20 {
         bench.upstream.break_next_accept(Cut::Rst);
     }
-    let gateway = bench.gateway().start().await;
+    let gateway = bench.gateway().route("lease = \"10s\"").start().await;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/retrying.py");
     let output = tokio::process::Command::new(python())
         .args([script, &format!("http://{}", gateway.listen()), "1000"])

@@ -6,8 +6,8 @@ use sqlx::Executor as _;
 
 use crate::support::chaos_proxy::{ChaosProxy, Mode};
 use crate::support::client::{Answer, send_all};
-use crate::support::clock::{eventually, let_pass};
-use crate::support::gateway::{Bench, Setup};
+use crate::support::clock::{AT_ONCE, eventually, let_pass};
+use crate::support::gateway::{Bench, LEASE, Setup};
 use crate::support::rows::{Database, sqlite};
 use crate::support::upstream::{Gate, Reply};
 
@@ -62,11 +62,7 @@ async fn without_the_store_nothing_is_sent(bench: Bench) {
         let asked = Instant::now();
         let answer = gateway.post("/pay").key(key).send().await;
         assert_unavailable(&answer);
-        assert!(
-            asked.elapsed() < Duration::from_secs(3),
-            "{:?}",
-            asked.elapsed()
-        );
+        assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
         assert_eq!(bench.upstream.executions(key), 0);
     }
     gateway.post("/pay").send().await.assert_is(200, "");
@@ -243,7 +239,7 @@ async fn an_answer_that_could_not_be_recorded_is_given_and_recorded_later(bench:
     assert_eq!(first.text(), "done");
     assert!(first.decision().is_none());
     // Longer than the lease: another gateway, or this one, may have swept the record meanwhile.
-    let_pass(Duration::from_millis(1500)).await;
+    let_pass(LEASE + LEASE / 2).await;
     proxy.set(Mode::Pass);
     eventually("it is recorded", async || {
         (bench.database.status("k").await == "completed").then_some(())
@@ -300,7 +296,7 @@ async fn a_short_outage_aborts_no_call(bench: Bench) {
         .until(|state| state.executions("k") == 1)
         .await;
     proxy.set(Mode::Reset);
-    let_pass(Duration::from_millis(1500)).await;
+    let_pass(LEASE / 2).await;
     proxy.set(Mode::Pass);
     assert!(!first.is_over());
     eventually("the store is back", async || {
@@ -395,7 +391,8 @@ async fn a_purged_decision_is_forgotten_within_the_time_of_trust() {
 
 async fn a_small_pool_queues_and_never_fails(bench: Bench) {
     let store = "connections_max = 2\nacquire_timeout = \"5s\"";
-    let gateway = bench.gateway().section("store", store).start().await;
+    let setup = bench.gateway().section("store", store);
+    let gateway = setup.route("lease = \"10s\"").start().await;
     let calls = (0..400).map(|n| gateway.post("/pay").key(format!("k{}", n / 2)));
     for answer in send_all(calls).await {
         let overloaded = answer.status == 503 && answer.retry_after().is_some();
@@ -497,7 +494,7 @@ async fn a_crash_of_the_server_under_load_runs_nothing_twice(bench: Bench) {
     tokio::task::block_in_place(|| server.start_again());
     for (n, call) in begun.into_iter().enumerate() {
         let first = call.answer().await;
-        let typed = matches!(first.status, 200 | 503 | 409);
+        let typed = first.status == 200 || !first.problem().is_empty();
         assert!(typed, "{first:?}");
         let last = eventually("the key comes to an end", async || {
             let answer = gateway.post("/pay").key(format!("k{n}")).send().await;

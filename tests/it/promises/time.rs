@@ -7,7 +7,7 @@ use ::time::format_description::well_known::Rfc3339;
 
 use crate::support::client::Answer;
 use crate::support::clock::{eventually, let_pass, wall_clock_off_by};
-use crate::support::gateway::Bench;
+use crate::support::gateway::{Bench, LEASE};
 use crate::support::upstream::{Cut, Gate, Reply};
 
 each_store!(
@@ -109,7 +109,7 @@ async fn retention_deletes_what_is_over_and_nothing_else(bench: Bench) {
     let gateway = bench
         .gateway()
         .other_route("path = \"/long\"\npool = \"main\"\nvalid_for = \"1h\"")
-        .other_route("path = \"/slow\"\npool = \"main\"\nlease = \"1s\"")
+        .other_route("path = \"/slow\"\npool = \"main\"")
         .route("timeout = \"1s\"\nvalid_for = \"1s\"")
         .start()
         .await;
@@ -232,7 +232,7 @@ async fn a_gateways_wall_clock_decides_nothing(bench: Bench) {
         .on_post("/slow")
         .reply(Reply::new(201).hold(&gate));
     let slow = wrong.post("/slow").key("slow").begin();
-    let_pass(Duration::from_millis(2500)).await;
+    let_pass(LEASE + LEASE / 2).await;
     assert_eq!(bench.database.status("slow").await, "pending");
     gate.open();
     slow.answer().await.assert_is(201, "executed");

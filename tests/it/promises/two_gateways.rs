@@ -29,7 +29,8 @@ on_postgres!(
 );
 
 async fn two(bench: &Bench) -> [TestGateway; 2] {
-    [bench.gateway().start().await, bench.gateway().start().await]
+    let setup = || bench.gateway().route("lease = \"10s\"");
+    [setup().start().await, setup().start().await]
 }
 
 async fn two_hundred_duplicates_run_once(bench: Bench) {

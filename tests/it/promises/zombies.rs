@@ -1,9 +1,7 @@
 //! Owners that are slow, frozen or late, seen from a second gateway on the same PostgreSQL.
 
-use std::time::Duration;
-
 use crate::support::clock::{eventually, let_pass};
-use crate::support::gateway::Bench;
+use crate::support::gateway::{Bench, LEASE};
 use crate::support::upstream::{Gate, Reply};
 
 on_postgres!(
@@ -29,8 +27,8 @@ async fn a_slow_owner_keeps_its_lease_by_heartbeats(bench: Bench) {
         .until(|state| state.executions("k") == 1)
         .await;
     let duplicate = other.post("/pay").key("k").begin();
-    // Three leases long, and several sweeps by both.
-    let_pass(Duration::from_secs(3)).await;
+    // Several leases long, and many sweeps by both.
+    let_pass(3 * LEASE).await;
     assert_eq!(bench.database.status("k").await, "pending");
     assert!(!duplicate.is_over());
     gate.open();
