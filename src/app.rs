@@ -220,7 +220,7 @@ fn proxy(
     shutdown: &Shutdown,
 ) -> Proxy {
     let instance = ids::instance();
-    let forwarding = Arc::new(Forwarding::new(&instance, false));
+    let forwarding = Arc::new(Forwarding::new(&instance, config.trust_forwarded));
     let (tasks, hard) = (shutdown.tasks().clone(), shutdown.hard().clone());
     let passthrough = Passthrough::new(
         upstreams.clone(),

@@ -38,6 +38,9 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where operators and scrapers connect.
     pub admin: SocketAddr,
+    /// Whether clients are proxies of one's own, whose `Forwarded` and `X-Forwarded-*` are kept
+    /// and added to; else they are replaced.
+    pub trust_forwarded: bool,
     /// TLS for `listen`, with ALPN for HTTP/2 and HTTP/1.1.
     pub tls: Option<ServerTls>,
     /// The store.

@@ -120,7 +120,7 @@ pub struct Search {
 pub enum Verdict {
     /// The upstream ran, and this was its answer.
     Happened(Box<Completion>),
-    /// The upstream never ran: to `failed_before_commit`, reclaimable.
+    /// The upstream never ran: to `failed_before_commit`, reclaimable by any request.
     NeverHappened,
 }
 

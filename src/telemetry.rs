@@ -330,6 +330,16 @@ pub mod metric {
                 Histogram => metrics::describe_histogram!(name, unit, help),
             }
         }
+        // Rare ones begin at zero, so that their first increase is seen.
+        for name in [STALE_OWNER, DANGLING_OWNER] {
+            metrics::counter!(name).absolute(0);
+        }
+        for to in ["failed_before_commit", "outcome_unknown"] {
+            metrics::counter!(SWEPT, "to" => to).absolute(0);
+        }
+        for result in ["committed", "stale", "lost", "no_room"] {
+            metrics::counter!(UNRECORDED, "result" => result).absolute(0);
+        }
     }
 }
 

@@ -146,6 +146,7 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
         "127.0.0.1:9090",
         parse::address,
     );
+    let trust_forwarded = top.switch("trust_forwarded", "false").value;
     report.merge(std::mem::take(&mut top.report));
     let tls = top.has("tls").then(|| read_tls(top.table("tls"), report));
     let (store, store_compared) = read_store(top.table("store"), overrides, report);
@@ -166,6 +167,7 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
     Some(Config {
         listen: listen_at,
         admin: admin_at,
+        trust_forwarded,
         tls: tls.flatten(),
         store,
         tenant: tenant?,

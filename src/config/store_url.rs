@@ -17,6 +17,10 @@ pub(super) fn parse(text: &str) -> Result<String, String> {
                 Err(format!(
                     "is a store in memory, which forgets every key at a restart; {FORM}"
                 ))
+            } else if !query.is_empty() {
+                Err(format!(
+                    "has options behind its path, which are not supported; {FORM}"
+                ))
             } else {
                 Ok(text.to_owned())
             }

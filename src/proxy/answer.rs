@@ -317,7 +317,7 @@ async fn takeable(headers: &mut HeaderMap, body: &Bytes, asker: &Asker) -> Optio
         return Some(body.clone());
     };
     let coding = Coding::parse(coded.as_bytes());
-    if coding.as_ref().is_some_and(Coding::is_identity)
+    if coding.is_some_and(Coding::is_identity)
         || coding::accepts(&asker.accept_encoding, coded.as_bytes())
     {
         return Some(body.clone());

@@ -40,8 +40,8 @@ impl Coding {
 
     /// Whether nothing needs undoing.
     #[must_use]
-    pub fn is_identity(&self) -> bool {
-        *self == Self::Identity
+    pub fn is_identity(self) -> bool {
+        self == Self::Identity
     }
 
     /// Undoes the coding. `None`: the bytes are not in it, or unfold beyond

@@ -228,9 +228,7 @@ impl Guard {
             began,
         };
         let guard = self.clone();
-        self.0
-            .tracker
-            .spawn(async move { guard.run(guarded, reply).await });
+        self.0.tracker.spawn(Box::pin(guard.run(guarded, reply)));
         // The task always replies, unless the process is being torn down.
         let torn_down = |_| Answer::denied(Denial::InProgress(lease), lease);
         answer.await.unwrap_or_else(torn_down)

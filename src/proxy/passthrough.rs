@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, request};
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use super::forward::{self, Forwarding};
 use super::listener::Peer;
 use super::upstream::{OutBody, SendError, SendErrorKind, SendProgress, Sent, Upstreams};
-use super::{Body, BoxError, matching};
+use super::{Body, BoxError, answer, matching};
 use crate::domain::policy::Policy;
 use crate::problem::{Kind, Problem};
 
@@ -200,9 +200,7 @@ impl Passthrough {
 
 /// A problem as an answer with a body.
 pub fn problem_response(problem: Problem) -> Response<Body> {
-    problem
-        .into_response()
-        .map(|bytes| Full::new(bytes).map_err(BoxError::from).boxed_unsync())
+    problem.into_response().map(answer::full)
 }
 
 /// Puts back what is for one hop and yet asked of the next one too (RFC 9110 section 7.8).

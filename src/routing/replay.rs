@@ -201,7 +201,7 @@ mod tests {
     }
 
     const TRUST: Duration = Duration::from_secs(30);
-    const DAY: Duration = Duration::from_secs(86_400);
+    const DAY: Duration = Duration::from_hours(24);
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_is_trusted_for_a_while_and_known_for_longer() {

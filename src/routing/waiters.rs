@@ -233,16 +233,16 @@ mod tests {
     #[test]
     fn waiters_are_bounded_per_key_and_in_all_and_leave_nothing_behind() {
         let flights = Flights::new(2, 3);
-        let _a = leader(flights.join(&key("a")));
-        let _b = leader(flights.join(&key("b")));
+        let a = leader(flights.join(&key("a")));
+        let b = leader(flights.join(&key("b")));
         let a1 = follower(flights.join(&key("a")));
-        let _a2 = follower(flights.join(&key("a")));
+        let a2 = follower(flights.join(&key("a")));
         assert!(matches!(flights.join(&key("a")), Joined::KeyFull));
-        let _b1 = follower(flights.join(&key("b")));
+        let b1 = follower(flights.join(&key("b")));
         assert!(matches!(flights.join(&key("b")), Joined::Full));
         drop(a1);
         assert!(matches!(flights.join(&key("b")), Joined::Follower(_)));
-        drop((_a, _a2, _b, _b1));
+        drop((a, a2, b, b1));
         assert_eq!(flights.waiters(), 0);
         assert!(flights.lock().is_empty());
     }

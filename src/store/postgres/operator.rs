@@ -55,7 +55,7 @@ const HAPPENED: &str = concat!(
 
 const NEVER_HAPPENED: &str = concat!(
     "with done as (update eec_routing_idempotency r set status = 'failed_before_commit',",
-    " valid_until = now() + ",
+    " maybe_sent = false, valid_until = now() + ",
     ms!("r.valid_for_ms"),
     " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
     " and r.reserved_at + ",

@@ -55,6 +55,7 @@ fn everything_that_may_be_written_means_something() {
     let loaded = load_text_in(everything(dir.path()), &secrets()).unwrap();
     let config = &loaded.config;
     assert_eq!(config.listen, "0.0.0.0:443".parse().unwrap());
+    assert!(config.trust_forwarded);
     assert_eq!(config.tls.as_ref().unwrap().key, dir.path().join("key.pem"));
     assert_eq!(config.store.url, "postgres://u:hunter2-store@db/oncegate");
     assert!(!config.store.migrate && !config.store.notify);
