@@ -6,8 +6,8 @@ use sqlx::Executor as _;
 
 use crate::support::chaos_proxy::{ChaosProxy, Mode};
 use crate::support::client::{Answer, send_all};
-use crate::support::clock::{eventually, let_pass};
-use crate::support::gateway::{Bench, Setup};
+use crate::support::clock::{AT_ONCE, eventually, let_pass};
+use crate::support::gateway::{Bench, LEASE, Setup};
 use crate::support::rows::{Database, sqlite};
 use crate::support::upstream::{Gate, Reply};
 
@@ -62,11 +62,7 @@ async fn without_the_store_nothing_is_sent(bench: Bench) {
         let asked = Instant::now();
         let answer = gateway.post("/pay").key(key).send().await;
         assert_unavailable(&answer);
-        assert!(
-            asked.elapsed() < Duration::from_secs(3),
-            "{:?}",
-            asked.elapsed()
-        );
+        assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
         assert_eq!(bench.upstream.executions(key), 0);
     }
     gateway.post("/pay").send().await.assert_is(200, "");
@@ -125,7 +121,7 @@ async fn a_route_may_pass_without_the_store_what_this_gateway_knows_nothing_of(b
     bench.allow_reruns();
     let proxy = proxy(&bench).await;
     let setup = behind(&bench, &proxy).route("on_store_down = \"pass\"");
-    let gateway = setup.start().await;
+    let gateway = setup.section("store", "notify = false").start().await;
     let gate = Gate::closed();
     bench
         .upstream
@@ -140,9 +136,24 @@ async fn a_route_may_pass_without_the_store_what_this_gateway_knows_nothing_of(b
         .await;
     proxy.set(Mode::Reset);
 
-    let fresh = gateway.post("/pay").key("fresh").send().await;
-    fresh.assert_is(200, "bypassed");
-    assert!(fresh.decision().is_none());
+    // A connection that breaks under a reserve leaves it open whether it happened: such a key is
+    // known. Once no connection is left, nothing is asked and nothing is known.
+    let mut tries = 0;
+    let fresh = eventually("a fresh key is passed", async || {
+        tries += 1;
+        let key = format!("fresh{tries}");
+        let answer = gateway.post("/pay").key(&key).send().await;
+        if answer.idempotency() != "bypassed" {
+            assert_unavailable(&answer);
+            assert_eq!(bench.upstream.executions(&key), 0);
+            let again = gateway.post("/pay").key(&key).send().await;
+            assert_ne!(again.idempotency(), "bypassed", "{again:?}");
+            return None;
+        }
+        Some(answer)
+    })
+    .await;
+    assert_eq!((fresh.status, fresh.decision()), (200, None));
     let again = gateway.post("/pay").key("known").send().await;
     again.assert_is(200, "replayed");
     assert_eq!(again.kept(), known.kept());
@@ -228,7 +239,7 @@ async fn an_answer_that_could_not_be_recorded_is_given_and_recorded_later(bench:
     assert_eq!(first.text(), "done");
     assert!(first.decision().is_none());
     // Longer than the lease: another gateway, or this one, may have swept the record meanwhile.
-    let_pass(Duration::from_millis(1500)).await;
+    let_pass(LEASE + LEASE / 2).await;
     proxy.set(Mode::Pass);
     eventually("it is recorded", async || {
         (bench.database.status("k").await == "completed").then_some(())
@@ -285,7 +296,7 @@ async fn a_short_outage_aborts_no_call(bench: Bench) {
         .until(|state| state.executions("k") == 1)
         .await;
     proxy.set(Mode::Reset);
-    let_pass(Duration::from_millis(1500)).await;
+    let_pass(LEASE / 2).await;
     proxy.set(Mode::Pass);
     assert!(!first.is_over());
     eventually("the store is back", async || {
@@ -301,7 +312,7 @@ async fn a_short_outage_aborts_no_call(bench: Bench) {
 async fn a_cached_decision_is_trusted_for_a_while_only(bench: Bench) {
     let proxy = proxy(&bench).await;
     let setup = behind(&bench, &proxy).section("limits", "cache_trust = \"2s\"");
-    let gateway = setup.start().await;
+    let gateway = setup.section("store", "notify = false").start().await;
     gateway
         .post("/pay")
         .key("k")
@@ -380,7 +391,8 @@ async fn a_purged_decision_is_forgotten_within_the_time_of_trust() {
 
 async fn a_small_pool_queues_and_never_fails(bench: Bench) {
     let store = "connections_max = 2\nacquire_timeout = \"5s\"";
-    let gateway = bench.gateway().section("store", store).start().await;
+    let setup = bench.gateway().section("store", store);
+    let gateway = setup.route("lease = \"10s\"").start().await;
     let calls = (0..400).map(|n| gateway.post("/pay").key(format!("k{}", n / 2)));
     for answer in send_all(calls).await {
         let overloaded = answer.status == 503 && answer.retry_after().is_some();
@@ -405,36 +417,38 @@ async fn a_read_only_store_is_refused_and_used_again_when_it_is_writable(bench: 
              where datname = current_database() and pid <> pg_backend_pid()"
         )
     };
-    run(&bench, &set("on")).await;
-    let answer = eventually("a reserve is refused", async || {
-        let answer = gateway.post("/pay").key("k").send().await;
-        (answer.status != 200).then_some(answer)
+    run(&bench, &[&set("on")]).await;
+    let mut tries = 0;
+    let (key, answer) = eventually("a reserve is refused", async || {
+        tries += 1;
+        let key = format!("k{tries}");
+        let answer = gateway.post("/pay").key(&key).send().await;
+        (answer.status != 200).then_some((key, answer))
     })
     .await;
     assert_unavailable(&answer);
-    assert_eq!(bench.upstream.executions("k"), 0);
+    assert_eq!(bench.upstream.executions(&key), 0);
     // The operator's own session must be allowed to write.
-    run(
-        &bench,
-        &format!("set default_transaction_read_only = off; {}", set("off")),
-    )
-    .await;
+    let writable = "set session characteristics as transaction read write";
+    run(&bench, &[writable, &set("off")]).await;
     eventually("it works again by itself", async || {
-        let answer = gateway.post("/pay").key("k").send().await;
+        let answer = gateway.post("/pay").key(&key).send().await;
         (answer.status == 200).then_some(())
     })
     .await;
 }
 
-async fn run(bench: &Bench, sql: &str) {
+/// Runs statements on one connection.
+async fn run(bench: &Bench, statements: &[&str]) {
     let Database::Postgres(database) = &bench.database else {
         panic!("on PostgreSQL");
     };
     let mut connection = database.connect().await;
-    let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
-    sql.execute(&mut connection)
-        .await
-        .expect("the statements run");
+    for sql in statements {
+        let sql = sqlx::raw_sql(sqlx::AssertSqlSafe((*sql).to_owned()));
+        let ran = sql.execute(&mut connection).await;
+        ran.expect("the statement runs");
+    }
 }
 
 async fn terminated_connections_are_replaced(bench: Bench) {
@@ -442,7 +456,7 @@ async fn terminated_connections_are_replaced(bench: Bench) {
     for n in 0..5 {
         let terminate = "select pg_terminate_backend(pid) from pg_stat_activity
             where datname = current_database() and pid <> pg_backend_pid()";
-        run(&bench, terminate).await;
+        run(&bench, &[terminate]).await;
         let answer = eventually("it works again", async || {
             let answer = gateway.post("/pay").key(format!("k{n}")).send().await;
             if answer.status != 200 {
@@ -480,7 +494,7 @@ async fn a_crash_of_the_server_under_load_runs_nothing_twice(bench: Bench) {
     tokio::task::block_in_place(|| server.start_again());
     for (n, call) in begun.into_iter().enumerate() {
         let first = call.answer().await;
-        let typed = matches!(first.status, 200 | 503 | 409);
+        let typed = first.status == 200 || !first.problem().is_empty();
         assert!(typed, "{first:?}");
         let last = eventually("the key comes to an end", async || {
             let answer = gateway.post("/pay").key(format!("k{n}")).send().await;
