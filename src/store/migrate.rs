@@ -13,12 +13,11 @@ use sqlx::migrate::{Migrate, MigrateError, Migration, Migrator};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{ConnectOptions, Connection, PgConnection, SqliteConnection};
-
 use tokio::time::Instant;
 
 use super::open::{OpenError, Target};
 use super::postgres::connect_plain;
-use super::sqlite::FileLock;
+use super::sqlite::{FileLock, unopened};
 
 /// Where the applied migrations are listed; our own table, since the database may be shared with a
 /// program that uses the same library.
@@ -59,8 +58,9 @@ pub async fn pending(url: &str) -> Result<Vec<Step>, OpenError> {
                 return Ok(steps(&sqlite_migrator(), &[]));
             }
             let options = sqlite_options(&path).read_only(true);
-            let mut conn = options.connect().await.map_err(OpenError::Unreachable)?;
-            sqlite(&mut conn, false).await
+            let conn = options.connect().await;
+            let mut conn = conn.map_err(|error| unopened(error, &path))?;
+            sqlite(&mut conn, &path, false).await
         }
         Target::Postgres(hosts) => {
             let mut conn = postgres_connect(&hosts).await?;
@@ -78,11 +78,13 @@ pub async fn apply(url: &str) -> Result<Vec<Step>, OpenError> {
     match Target::parse(url)? {
         Target::Sqlite(path) => {
             let lock = FileLock::wait(&path, LOCK_WAIT).await?;
-            let options = sqlite_options(lock.database()).create_if_missing(true);
+            let path = lock.database();
+            let options = sqlite_options(path).create_if_missing(true);
             let options = options.journal_mode(SqliteJournalMode::Wal);
-            let mut conn = options.connect().await.map_err(OpenError::Unreachable)?;
-            let done = sqlite(&mut conn, true).await;
-            conn.close().await.map_err(OpenError::Unreachable)?;
+            let conn = options.connect().await;
+            let mut conn = conn.map_err(|error| unopened(error, path))?;
+            let done = sqlite(&mut conn, path, true).await;
+            conn.close().await.map_err(|error| unopened(error, path))?;
             done
         }
         Target::Postgres(hosts) => {
@@ -96,16 +98,19 @@ pub async fn apply(url: &str) -> Result<Vec<Step>, OpenError> {
 ///
 /// # Errors
 /// As for [`pending`] and [`apply`].
-pub async fn sqlite(conn: &mut SqliteConnection, apply: bool) -> Result<Vec<Step>, OpenError> {
+pub async fn sqlite(
+    conn: &mut SqliteConnection,
+    path: &Path,
+    apply: bool,
+) -> Result<Vec<Step>, OpenError> {
     let migrator = sqlite_migrator();
     let listed = "select exists (select 1 from sqlite_schema where name = 'eec_migration')";
     let begin = if apply { "begin immediate" } else { "begin" };
-    let mut tx = conn
-        .begin_with(begin)
-        .await
-        .map_err(OpenError::Unreachable)?;
+    let tx = conn.begin_with(begin).await;
+    let mut tx = tx.map_err(|error| unopened(error, path))?;
     let listed = sqlx::query_scalar(listed).fetch_one(&mut *tx).await;
-    let missing = missing(&mut *tx, &migrator, listed.map_err(OpenError::Unreachable)?).await?;
+    let listed = listed.map_err(|error| unopened(error, path))?;
+    let missing = missing(&mut *tx, &migrator, listed).await?;
     if apply && !missing.is_empty() {
         let run = migrator.run_direct(None, &mut *tx, false).await;
         run.map_err(OpenError::Migration)?;

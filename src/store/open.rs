@@ -1,7 +1,8 @@
 //! From the store's URL to a store, and every way in which that fails at start-up.
 
+use std::error::Error;
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
 
 use sqlx::migrate::MigrateError;
 use sqlx::postgres::PgConnectOptions;
@@ -40,11 +41,11 @@ pub enum OpenError {
         path: PathBuf,
         /// What to do.
         advice: &'static str,
-        /// What the system said.
+        /// What the system or SQLite said.
         #[source]
-        source: io::Error,
+        source: Box<dyn Error + Send + Sync>,
     },
-    /// The database did not take the connection.
+    /// PostgreSQL did not take the connection.
     #[error(
         "the database can't be reached or does not let us in; check that it runs, and host, port, database, user and password in the store's URL"
     )]

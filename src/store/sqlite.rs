@@ -18,11 +18,13 @@ mod operators;
 mod records;
 mod rows;
 mod secrets;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod writer;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,6 +39,7 @@ use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::failure::of_file as unopened;
 pub use self::lock::FileLock;
 
 use self::clock::Clock;
@@ -75,7 +78,6 @@ pub struct SqliteStore {
     tasks: TaskTracker,
     places: Arc<Semaphore>,
     closing: CancellationToken,
-    lock: Mutex<Option<FileLock>>,
     wakeups: broadcast::Sender<Wakeup>,
 }
 
@@ -94,8 +96,9 @@ impl SqliteStore {
             .create_if_missing(true)
             .pragma("wal_autocheckpoint", LOG_PAGES_MAX)
             .pragma("journal_size_limit", LOG_BYTES_KEPT);
-        let mut connection = writing.connect().await.map_err(OpenError::Unreachable)?;
-        let missing = migrate::sqlite(&mut connection, migrate).await?;
+        let connection = writing.connect().await;
+        let mut connection = connection.map_err(|error| unopened(error, lock.database()))?;
+        let missing = migrate::sqlite(&mut connection, lock.database(), migrate).await?;
         if !migrate && !missing.is_empty() {
             return Err(OpenError::Behind(missing.len()));
         }
@@ -103,7 +106,7 @@ impl SqliteStore {
         if !behind.is_zero() {
             tracing::warn!("{}", behind_warning(behind));
         }
-        let writer = Arc::new(Writer::new(connection, writing, clock));
+        let writer = Arc::new(Writer::new(connection, writing, clock, lock));
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .acquire_timeout(READER_TIMEOUT)
@@ -124,7 +127,6 @@ impl SqliteStore {
             tasks,
             places: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             closing,
-            lock: Mutex::new(Some(lock)),
             wakeups: broadcast::Sender::new(1),
         })
     }
@@ -351,12 +353,6 @@ impl Store for SqliteStore {
         self.tasks.wait().await;
         self.readers.close().await;
         self.writer.close().await;
-        let lock = self
-            .lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(lock);
     }
 }
 

@@ -4,5 +4,6 @@
 
 mod store_conformance;
 mod store_group;
+mod store_open;
 mod store_postgres;
 mod support;

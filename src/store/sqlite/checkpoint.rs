@@ -50,7 +50,7 @@ pub async fn run(writer: Arc<Writer>, options: SqliteConnectOptions, closing: Ca
 }
 
 /// One round, on a connection that is opened when there is none and dropped when it fails.
-async fn round(
+pub async fn round(
     writer: &Writer,
     options: &SqliteConnectOptions,
     kept: &mut Option<SqliteConnection>,

@@ -1,6 +1,9 @@
 //! What an error of SQLite says about the operation, decided here alone.
 
+use std::path::Path;
+
 use crate::store::StoreError;
+use crate::store::open::OpenError;
 
 /// How far the operation had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +20,9 @@ mod code {
     pub const LOCKED: u32 = 6;
     pub const READONLY: u32 = 8;
     pub const INTERRUPT: u32 = 9;
+    pub const CORRUPT: u32 = 11;
     pub const FULL: u32 = 13;
+    pub const NOTADB: u32 = 26;
 }
 
 /// The same for a result.
@@ -37,6 +42,22 @@ pub fn of(error: sqlx::Error, stage: Stage) -> StoreError {
         Some(_) => StoreError::Refused(error),
         None if matches!(error, sqlx::Error::PoolClosed) => StoreError::Closed,
         None => StoreError::Unavailable(error),
+    }
+}
+
+/// What `error` says about a file that can't be opened.
+pub fn of_file(error: sqlx::Error, path: &Path) -> OpenError {
+    let advice = match primary_code(&error) {
+        Some(code::BUSY | code::LOCKED) => "another process has locked it; stop that one first",
+        Some(code::FULL) => "the disk is full; make room first",
+        Some(code::CORRUPT) => "it is damaged; restore a backup",
+        Some(code::NOTADB) => "it is not a SQLite database; name another file",
+        _ => "let the gateway's user read and write it, and its directory too",
+    };
+    OpenError::File {
+        path: path.to_owned(),
+        advice,
+        source: error.into(),
     }
 }
 

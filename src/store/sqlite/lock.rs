@@ -38,7 +38,7 @@ impl FileLock {
         let file = file.map_err(|source| OpenError::File {
             path: lock.into(),
             advice: "let the gateway's user write in its directory",
-            source,
+            source: source.into(),
         })?;
         match file.try_lock() {
             Ok(()) => Ok(Self {
@@ -49,7 +49,7 @@ impl FileLock {
             Err(TryLockError::Error(source)) => Err(OpenError::File {
                 path: database,
                 advice: "use a file system that has locks",
-                source,
+                source: source.into(),
             }),
         }
     }
@@ -78,10 +78,10 @@ impl FileLock {
 
 /// One name for one file: two links to it must not make two locks.
 fn resolve(path: &Path) -> Result<PathBuf, OpenError> {
-    let refuse = |advice, source| OpenError::File {
+    let refuse = |advice, source: io::Error| OpenError::File {
         path: path.to_owned(),
         advice,
-        source,
+        source: source.into(),
     };
     match path.canonicalize() {
         Ok(found) if found.is_dir() => {
@@ -93,11 +93,8 @@ fn resolve(path: &Path) -> Result<PathBuf, OpenError> {
             let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
                 return Err(refuse("name a file", error));
             };
-            let parent = if parent.as_os_str().is_empty() {
-                Path::new(".")
-            } else {
-                parent
-            };
+            let here = parent.as_os_str().is_empty();
+            let parent = if here { Path::new(".") } else { parent };
             let parent = parent.canonicalize();
             let parent = parent.map_err(|source| refuse("create its directory first", source))?;
             Ok(parent.join(name))

@@ -77,7 +77,7 @@ pub async fn find(
     let found = failure::sort(found, Stage::Before)?;
     let found = found.iter().map(|row| {
         let cells = Cells::new(row, DECISIONS);
-        let answered = cells.get::<Option<i64>>("answer_status")?.is_some();
+        let answered = cells.find::<i64>("answer_status")?.is_some();
         Ok(Found {
             record: rows::record(row, now_ms)?,
             answer_status: answered

@@ -90,6 +90,12 @@ const HOLD: &str = "\
     where tenant_scope = ?1 and pool_id = ?2 and idempotency_key = ?3 and attempt_token = ?4 \
       and status = 'pending'";
 
+/// Every statement, for the test of their plans.
+#[cfg(test)]
+pub const STATEMENTS: [&str; 9] = [
+    INSERT, RECLAIM, LOOK_UP, HEARTBEAT, COMPLETE, COMPLETED, DECISION, FAIL, HOLD,
+];
+
 /// Inserts each claim where no row is, and looks at the row where one is. No row vanishes between
 /// the two: nobody else writes.
 pub async fn reserve(

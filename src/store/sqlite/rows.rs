@@ -43,7 +43,7 @@ pub(super) use record_columns;
 pub fn record(row: &SqliteRow, now_ms: i64) -> Result<Record, StoreError> {
     let cells = Cells::new(row, RECORDS);
     let reserved_at_ms: i64 = cells.get("reserved_at")?;
-    let fingerprint = match cells.get::<Option<Vec<u8>>>("fingerprint")? {
+    let fingerprint = match cells.find::<Vec<u8>>("fingerprint")? {
         None => None,
         Some(bytes) => Some(Fingerprint {
             version: cells.get("fingerprint_version")?,
@@ -73,7 +73,7 @@ pub fn record(row: &SqliteRow, now_ms: i64) -> Result<Record, StoreError> {
 pub fn decision(row: &SqliteRow, now_ms: i64) -> Result<StoredDecision, StoreError> {
     let cells = Cells::new(row, DECISIONS);
     let valid_until_ms: i64 = cells.get("valid_until")?;
-    let cors = match cells.get::<Option<Vec<u8>>>("cors_origin")? {
+    let cors = match cells.find::<Vec<u8>>("cors_origin")? {
         None => None,
         Some(origin) => Some(Cors {
             origin: origin.into(),
@@ -93,9 +93,7 @@ pub fn decision(row: &SqliteRow, now_ms: i64) -> Result<StoredDecision, StoreErr
             status: cells.status("answer_status")?,
             headers: cells.headers("answer_headers")?,
             cors,
-            body: cells
-                .get::<Option<Vec<u8>>>("answer_body")?
-                .map(Bytes::from),
+            body: cells.find::<Vec<u8>>("answer_body")?.map(Bytes::from),
         },
     })
 }
@@ -136,8 +134,17 @@ impl<'r> Cells<'r> {
         Self { row, table }
     }
 
-    /// A cell as it is.
+    /// A cell that is never null. SQLite itself would read null as zero.
     pub fn get<T>(&self, column: &'static str) -> Result<T, StoreError>
+    where
+        T: Decode<'r, Sqlite> + Type<Sqlite>,
+    {
+        self.find(column)?
+            .ok_or_else(|| self.inconsistent(column, "null".to_owned()))
+    }
+
+    /// A cell that may be null.
+    pub fn find<T>(&self, column: &'static str) -> Result<Option<T>, StoreError>
     where
         T: Decode<'r, Sqlite> + Type<Sqlite>,
     {
@@ -218,17 +225,13 @@ fn key(cells: &Cells<'_>) -> Result<RecordKey, StoreError> {
 fn state(cells: &Cells<'_>, now_ms: i64) -> Result<State, StoreError> {
     match cells.get::<&str>("status")? {
         "pending" => Ok(State::Pending(
-            match cells.get::<Option<i64>>("lease_expires_at")? {
+            match cells.find::<i64>("lease_expires_at")? {
                 None => Lease::Unbounded,
                 Some(ends_ms) if ends_ms <= now_ms => Lease::Over,
                 Some(ends_ms) => Lease::Held(between(now_ms, ends_ms)),
             },
         )),
         "completed" => {
-            let Some(_) = cells.get::<Option<Vec<u8>>>("decision_id")? else {
-                let what = "a completed record without a decision".to_owned();
-                return Err(cells.inconsistent("decision_id", what));
-            };
             let id = DecisionId(cells.id("decision_id")?);
             let valid_until_ms: i64 = cells.get("valid_until")?;
             let tombstone_ms: i64 = cells.get("tombstone_for_ms")?;

@@ -61,6 +61,18 @@ const CENSUS: &str = "\
                                   where status = 'outcome_unknown' limit ?1)), \
            (select min(reserved_at) from eec_routing_idempotency where status = 'pending')";
 
+/// Every statement, for the test of their plans.
+#[cfg(test)]
+pub const STATEMENTS: [&str; 7] = [
+    SWEEP_ONE,
+    SWEEP,
+    ANY_LEASE_OVER,
+    PURGE_RECORDS,
+    PURGE_DECISIONS,
+    ANY_PAST_ITS_TIME,
+    CENSUS,
+];
+
 /// Whether a sweep would find anything; asked first, so that an idle sweep never holds up a commit.
 pub async fn any_lease_over(
     connection: &mut SqliteConnection,

@@ -16,6 +16,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use super::clock::{Clock, SEEN_EVERY_MS};
 use super::failure::{self, Stage};
+use super::lock::FileLock;
 use crate::store::StoreError;
 
 /// The work of one transaction, at the instant that it is judged by.
@@ -33,16 +34,22 @@ pub struct Writer {
 pub struct Line {
     connection: Option<SqliteConnection>,
     seen_ms: i64,
-    closed: bool,
+    /// Held for as long as anything may be written; gone once closed.
+    lock: Option<FileLock>,
 }
 
 impl Writer {
     /// Takes over an open connection; `options` open another like it.
-    pub fn new(connection: SqliteConnection, options: SqliteConnectOptions, clock: Clock) -> Self {
+    pub fn new(
+        connection: SqliteConnection,
+        options: SqliteConnectOptions,
+        clock: Clock,
+        lock: FileLock,
+    ) -> Self {
         let line = Line {
             connection: Some(connection),
             seen_ms: 0,
-            closed: false,
+            lock: Some(lock),
         };
         Self {
             line: Mutex::new(line),
@@ -58,7 +65,7 @@ impl Writer {
         W: for<'c> FnOnce(&'c mut SqliteConnection, i64) -> Work<'c, T>,
     {
         let mut line = self.line.lock().await;
-        if line.closed {
+        if line.lock.is_none() {
             return Err(StoreError::Closed);
         }
         let mut connection = match line.connection.take() {
@@ -82,20 +89,15 @@ impl Writer {
         self.wrote.swap(false, Ordering::AcqRel)
     }
 
-    /// Closes the connection once the present transaction is done. Later ones are refused.
+    /// Closes the connection once the present transaction is done, and gives the file free. Later
+    /// transactions are refused.
     pub async fn close(&self) {
         let mut line = self.line.lock().await;
-        line.closed = true;
-        let Some(mut connection) = line.connection.take() else {
-            return;
-        };
-        // What this copies is durable in the log already; a failure costs the next start some time.
-        let copied = sqlx::query("pragma wal_checkpoint(truncate)")
-            .execute(&mut connection)
-            .await;
-        if let Err(error) = copied.and(connection.close().await) {
-            tracing::warn!(%error, "the last checkpoint failed; the next start makes up for it");
+        let lock = line.lock.take();
+        if let Some(connection) = line.connection.take() {
+            close(connection).await;
         }
+        drop(lock);
     }
 
     /// Also tells whether the connection is fit for another transaction.
@@ -128,6 +130,17 @@ impl Writer {
         *seen_ms = (*seen_ms).max(if noted { 0 } else { now_ms });
         self.wrote.store(true, Ordering::Release);
         (result, true)
+    }
+}
+
+/// What the checkpoint copies is durable in the log already: a failure costs the next start some
+/// time and nothing else.
+async fn close(mut connection: SqliteConnection) {
+    let copied = sqlx::query("pragma wal_checkpoint(truncate)")
+        .execute(&mut connection)
+        .await;
+    if let Err(error) = copied.and(connection.close().await) {
+        tracing::warn!(%error, "the last checkpoint failed; the next start makes up for it");
     }
 }
 
