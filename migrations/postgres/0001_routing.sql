@@ -43,7 +43,7 @@ create table eec_routing_idempotency (
     -- Set at each claim, else unchanged, so that its index keeps updates HOT.
     reserved_at         timestamptz not null default now(),
     -- Set while the outcome is unknown, so that such rows are found at once.
-    unknown_reserved_at       timestamptz generated always as
+    unknown_reserved_at timestamptz generated always as
                         (case when status = 'outcome_unknown' then reserved_at end) stored,
     -- Set when no decision's end brings retention to this row.
     purge_from          timestamptz generated always as

@@ -60,7 +60,8 @@ use crate::domain::scope::{RecordKey, TenantScope};
 /// How long the first connection may take: the database may be starting with us.
 const FIRST_CONNECT_MAX: Duration = Duration::from_secs(10);
 
-const FIRST_SECRET: &str = "insert into eec_secret (version, secret) select 1, $1 \
+const FIRST_SECRET: &str = "\
+    insert into eec_secret (version, secret) select 1, $1 \
     where not exists (select 1 from eec_secret) on conflict (version) do nothing";
 
 const SECRETS: &str = "select version, secret from eec_secret order by version";
