@@ -15,6 +15,7 @@ mod clock;
 mod failure;
 mod lock;
 mod operators;
+mod place;
 mod records;
 mod rows;
 mod secrets;
@@ -74,7 +75,7 @@ pub struct SqliteStore {
     writer: Arc<Writer>,
     readers: SqlitePool,
     clock: Clock,
-    behind: Duration,
+    warnings: Vec<String>,
     tasks: TaskTracker,
     places: Arc<Semaphore>,
     closing: CancellationToken,
@@ -103,9 +104,9 @@ impl SqliteStore {
             return Err(OpenError::Behind(missing.len()));
         }
         let (clock, behind) = Clock::start(seen_ms(&mut connection).await?);
-        if !behind.is_zero() {
-            tracing::warn!("{}", behind_warning(behind));
-        }
+        let behind = (!behind.is_zero()).then(|| behind_warning(behind));
+        let warnings = behind.into_iter().chain(place::warning(lock.database()));
+        let warnings = warnings.collect();
         let writer = Arc::new(Writer::new(connection, writing, clock, lock));
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
@@ -123,7 +124,7 @@ impl SqliteStore {
             writer,
             readers,
             clock,
-            behind,
+            warnings,
             tasks,
             places: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             closing,
@@ -343,8 +344,7 @@ impl Store for SqliteStore {
     }
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
-        let behind = (!self.behind.is_zero()).then(|| behind_warning(self.behind));
-        Ok(behind.into_iter().collect())
+        Ok(self.warnings.clone())
     }
 
     async fn close(&self) {

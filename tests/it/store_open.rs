@@ -179,7 +179,8 @@ async fn time_does_not_run_backwards_over_a_restart() {
                 .reserved_at,
         );
     }
-    assert!(store.warnings().await.unwrap().is_empty());
+    let of_time = |text: &String| text.contains("wall clock");
+    assert!(!store.warnings().await.unwrap().iter().any(of_time));
     drop(store);
 
     // As if the wall clock had been an hour ahead, and then was put right.
@@ -190,7 +191,7 @@ async fn time_does_not_run_backwards_over_a_restart() {
     let present = store.ping().await.unwrap();
     assert!(present - before >= Duration::from_mins(59), "{present}");
     let warnings = store.warnings().await.unwrap();
-    assert!(warnings[0].contains("wall clock"), "{warnings:?}");
+    assert!(warnings.iter().any(of_time), "{warnings:?}");
     let late = claim("late");
     store.reserve(std::slice::from_ref(&late)).await.unwrap();
     let committed = store.complete(&[completion(&late)]).await.unwrap()[0].unwrap();
