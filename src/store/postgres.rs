@@ -5,8 +5,9 @@
 //! hints between gateways.
 //!
 //! Invariants:
-//! - Every unit of work is one autocommitted statement. No transaction spans two round trips, so a
-//!   lost connection or a cancelled caller leaves none open, and `now()` is always the present.
+//! - Every unit of work is one statement that commits by itself, so a lost connection or a
+//!   cancelled caller leaves no transaction open, and `now()` is always the present. Only behind a
+//!   transaction pooler it gets a `begin` and a `commit`, which hold the server's connection.
 //! - Ids and tokens come from outside; no statement holds a volatile function. Sending one again
 //!   is recognised.
 //! - Every predicate on the request path begins with `tenant_scope` and finds its rows by primary
@@ -110,6 +111,12 @@ impl PostgresStore {
             wakeups,
             stop,
         })
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }
 

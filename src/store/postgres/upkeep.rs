@@ -166,7 +166,7 @@ impl Sweep {
         }
     }
 
-    /// Nothing that was claimed at or before this is open.
+    /// Nothing that was claimed at or before this is open, rows without a lease aside.
     pub(super) fn floor(&self) -> OffsetDateTime {
         self.floor
     }
@@ -326,4 +326,23 @@ where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
     rows.iter().map(|row| get(row, name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_stays_below_every_open_row_and_behind_the_present() {
+        let present = OffsetDateTime::UNIX_EPOCH + Duration::from_hours(1000);
+        let mut sweep = Sweep::new();
+        sweep.end_round(present);
+        assert_eq!(sweep.floor(), present - FLOOR_LAG);
+        for open in [present, present - Duration::from_hours(2)] {
+            sweep.oldest = Some(open);
+            sweep.end_round(present);
+            assert!(sweep.floor() < open && sweep.floor() <= present - FLOOR_LAG);
+            assert_eq!((sweep.at, sweep.oldest), (sweep.floor(), None));
+        }
+    }
 }

@@ -101,6 +101,7 @@ impl Wakeups {
     /// Listens and sends until it is stopped; the task's whole life.
     pub(super) async fn run(self: Arc<Self>, sessions: Arc<Sessions>, stop: CancellationToken) {
         let mut pause = PAUSE_FIRST;
+        let mut interrupted = false;
         loop {
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
@@ -109,6 +110,7 @@ impl Wakeups {
             let error = match opened {
                 Ok(mut ear) => {
                     pause = PAUSE_FIRST;
+                    interrupted = false;
                     // From here on nothing is missed; what was before may have been.
                     self.arrive(Wakeup::Everything);
                     match self.serve(&mut ear, &stop).await {
@@ -118,8 +120,11 @@ impl Wakeups {
                 }
                 Err(error) => error,
             };
-            tracing::warn!(%error, "hints from other gateways are interrupted; polling goes on");
-            self.arrive(Wakeup::Everything);
+            if !interrupted {
+                interrupted = true;
+                tracing::warn!(%error, "hints from other gateways are interrupted; polling goes on");
+                self.arrive(Wakeup::Everything);
+            }
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = sleep(jittered(pause)) => {}
