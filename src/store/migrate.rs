@@ -13,7 +13,6 @@ use sqlx::migrate::{Migrate, MigrateError, Migration, Migrator};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{ConnectOptions, Connection, PgConnection, SqliteConnection};
-
 use tokio::time::Instant;
 
 use super::open::{OpenError, Target};

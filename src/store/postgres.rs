@@ -5,8 +5,9 @@
 //! hints between gateways.
 //!
 //! Invariants:
-//! - Every unit of work is one autocommitted statement. No transaction spans two round trips, so a
-//!   lost connection or a cancelled caller leaves none open, and `now()` is always the present.
+//! - Every unit of work is one statement that commits by itself, so a lost connection or a
+//!   cancelled caller leaves no transaction open, and `now()` is always the present. Only behind a
+//!   transaction pooler it gets a `begin` and a `commit`, which hold the server's connection.
 //! - Ids and tokens come from outside; no statement holds a volatile function. Sending one again
 //!   is recognised.
 //! - Every predicate on the request path begins with `tenant_scope` and finds its rows by primary
@@ -60,7 +61,8 @@ use crate::domain::secret::Secret;
 /// How long the first connection may take: the database may be starting with us.
 const FIRST_CONNECT_MAX: Duration = Duration::from_secs(10);
 
-const FIRST_SECRET: &str = "insert into eec_secret (version, secret) select 1, $1 \
+const FIRST_SECRET: &str = "\
+    insert into eec_secret (version, secret) select 1, $1 \
     where not exists (select 1 from eec_secret) on conflict (version) do nothing";
 
 const SECRETS: &str = "select version, secret from eec_secret order by version";
@@ -109,6 +111,12 @@ impl PostgresStore {
             wakeups,
             stop,
         })
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }
 

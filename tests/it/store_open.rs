@@ -359,7 +359,8 @@ fn url(path: &Path) -> String {
     format!("sqlite:{}", path.display())
 }
 
-/// Every `table.column` that the SQL files in a directory declare, in order.
+/// Every `table.column` that the SQL files in a directory declare, in order; without generated ones,
+/// which are only there for an index.
 fn declared(directory: &str) -> Vec<String> {
     let mut columns = Vec::new();
     for file in std::fs::read_dir(directory).unwrap() {
@@ -370,7 +371,8 @@ fn declared(directory: &str) -> Vec<String> {
             let column = |line: &str| {
                 let line = line.strip_prefix("    ")?;
                 let word = line.split(' ').next()?;
-                let named = word.starts_with(|first: char| first.is_ascii_lowercase());
+                let named = word.starts_with(|first: char| first.is_ascii_lowercase())
+                    && !line.contains(" generated always as");
                 (named && word != "primary").then(|| format!("{name}.{word}"))
             };
             columns.extend(body.lines().filter_map(column));

@@ -38,7 +38,7 @@ pub(super) fn rounds<'a, T>(
 /// Binds the three columns of keys, as the next three array parameters.
 pub(super) fn bind_keys<'a>(
     statement: Statement,
-    keys: impl Iterator<Item = &'a RecordKey> + Clone,
+    keys: &(impl Iterator<Item = &'a RecordKey> + Clone),
 ) -> Statement {
     let column = |of: fn(&RecordKey) -> &str| keys.clone().map(of).collect::<Vec<_>>();
     statement

@@ -6,100 +6,101 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::bind_key;
-use super::row::{get, ms, record, record_columns, record_key, to_ms, to_text, us_from_now};
+use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
 use crate::ids;
 use crate::store::{Audit, PURGED, Resolved, Search, StoreError, Verdict};
 
-/// Whether an operator may have a say: nobody knows, or the owner's lease is over, or the row has
-/// no lease.
+/// Whether an operator may have a say about `r`: nobody knows, or the owner's lease is over, or the
+/// row has no lease.
 macro_rules! resolvable {
     () => {
-        concat!(
-            "(r.status = 'outcome_unknown' or (r.status = 'pending'",
-            " and (r.lease_expires_at is null or r.lease_expires_at <= now())))"
-        )
+        "(r.status = 'outcome_unknown' or (r.status = 'pending' \
+         and (r.lease_expires_at is null or r.lease_expires_at <= now())))"
     };
 }
 
-/// The line in the audit log for the row of `done`. Parameters 4 to 7.
+/// The line in the audit log for the row of `done`, by parameters 4 to 7.
 macro_rules! audited {
     () => {
-        concat!(
-            " audited as (insert into eec_operator_audit",
-            " (tenant_scope, audit_id, operator, action, pool_id, idempotency_key, reason)",
-            " select tenant_scope, $4, $5, $6, pool_id, idempotency_key, $7 from done)"
-        )
+        "audited as ( \
+            insert into eec_operator_audit \
+                (tenant_scope, audit_id, operator, action, pool_id, idempotency_key, reason) \
+            select tenant_scope, $4, $5, $6, pool_id, idempotency_key, $7 from done \
+        )"
     };
 }
 
 const HAPPENED: &str = concat!(
-    "with done as (update eec_routing_idempotency r set status = 'completed', decision_id = $9,",
-    " valid_until = now() + ",
-    ms!("r.valid_for_ms"),
-    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.attempt_token = $8 and ",
+    "with done as ( \
+        update eec_routing_idempotency r \
+        set status = 'completed', decision_id = $9, \
+            valid_until = now() + r.valid_for_ms * interval '1 ms' \
+        where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
+            and r.attempt_token = $8 and ",
     resolvable!(),
-    " returning r.tenant_scope, r.pool_id, r.idempotency_key, r.generation_id, r.valid_until),",
+    " returning r.tenant_scope, r.pool_id, r.idempotency_key, r.generation_id, r.valid_until \
+    ), kept as ( \
+        insert into eec_routing_decision (tenant_scope, decision_id, pool_id, idempotency_key, \
+            generation_id, decided_by, created_at, valid_until, answer_status, answer_headers, \
+            cors_origin, cors_headers, answer_body) \
+        select tenant_scope, $9, pool_id, idempotency_key, generation_id, $10, now(), \
+            valid_until, $11, $12, $13, $14, $15 from done \
+    ), ",
     audited!(),
-    ",",
-    " kept as (insert into eec_routing_decision (tenant_scope, decision_id, pool_id,",
-    " idempotency_key, generation_id, decided_by, created_at, valid_until, answer_status,",
-    " answer_headers, cors_origin, cors_headers, answer_body)",
-    " select tenant_scope, $9, pool_id, idempotency_key, generation_id, $10, now(), valid_until,",
-    " $11, $12, $13, $14, $15 from done)",
-    " select 1 from done",
+    " select 1 from done"
 );
 
 const NEVER_HAPPENED: &str = concat!(
-    "with done as (update eec_routing_idempotency r set status = 'failed_before_commit',",
-    " maybe_sent = false, valid_until = now() + ",
-    ms!("r.valid_for_ms"),
-    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.reserved_at + ",
-    ms!("$8::bigint"),
-    " <= now() and ",
+    "with done as ( \
+        update eec_routing_idempotency r \
+        set status = 'failed_before_commit', maybe_sent = false, \
+            valid_until = now() + r.valid_for_ms * interval '1 ms' \
+        where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
+            and r.reserved_at + $8::bigint * interval '1 ms' <= now() and ",
     resolvable!(),
-    " returning r.tenant_scope, r.pool_id, r.idempotency_key),",
+    " returning r.tenant_scope, r.pool_id, r.idempotency_key \
+    ), ",
     audited!(),
-    " select 1 from done",
+    " select 1 from done"
 );
 
 const PURGE_ONE: &str = concat!(
-    "with done as (delete from eec_routing_idempotency r",
-    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.status in ('completed', 'failed_before_commit')",
-    " returning r.tenant_scope, r.pool_id, r.idempotency_key, r.decision_id),",
+    "with done as ( \
+        delete from eec_routing_idempotency r \
+        where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
+            and r.status in ('completed', 'failed_before_commit') \
+        returning r.tenant_scope, r.pool_id, r.idempotency_key, r.decision_id \
+    ), gone as ( \
+        delete from eec_routing_decision d using done \
+        where d.tenant_scope = done.tenant_scope and d.decision_id = done.decision_id \
+    ), ",
     audited!(),
-    ",",
-    " gone as (delete from eec_routing_decision d using done",
-    " where d.tenant_scope = done.tenant_scope and d.decision_id = done.decision_id)",
-    " select 1 from done",
+    " select 1 from done"
 );
 
 /// A search in `$records`. Plans are made with the values in hand, so a condition that is not given
 /// costs nothing. Under collation "C" no other tenant sorts between a tenant and its principals.
 macro_rules! find_in {
-    ($records:expr) => {
+    ($records:literal) => {
         concat!(
             "select r.tenant_scope, r.pool_id, r.idempotency_key, d.answer_status, ",
             record_columns!(),
             " from (select * from ",
             $records,
             " where ($1::text is null or (tenant_scope >= $1 and tenant_scope < $1 || '!' \
-             and (tenant_scope = $1 or starts_with(tenant_scope, $1 || ' ')))) \
-             and ($2::text is null or pool_id = $2) \
-             and ($3::text is null or starts_with(idempotency_key, $3)) \
-             and ($4::text is null or status = $4) \
-             and ($5::bigint is null or reserved_at <= now() - ",
-            ms!("$5"),
-            ") \
-             and ($6::text is null or (tenant_scope, pool_id, idempotency_key) > ($6, $7, $8)) \
-             order by tenant_scope, pool_id, idempotency_key limit $9) r \
-             left join eec_routing_decision d on d.tenant_scope = r.tenant_scope \
-             and d.decision_id = r.decision_id order by r.tenant_scope, r.pool_id, r.idempotency_key"
+                and (tenant_scope = $1 or starts_with(tenant_scope, $1 || ' ')))) \
+            and ($2::text is null or pool_id = $2) \
+            and ($3::text is null or starts_with(idempotency_key, $3)) \
+            and ($4::text is null or status = $4) \
+            and ($5::bigint is null or reserved_at <= now() - $5 * interval '1 ms') \
+            and ($6::text is null or (tenant_scope, pool_id, idempotency_key) > ($6, $7, $8)) \
+            order by tenant_scope, pool_id, idempotency_key limit $9) r \
+            left join eec_routing_decision d on d.tenant_scope = r.tenant_scope \
+                and d.decision_id = r.decision_id \
+            order by r.tenant_scope, r.pool_id, r.idempotency_key"
         )
     };
 }

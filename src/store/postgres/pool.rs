@@ -29,9 +29,9 @@ const PING_AFTER: Duration = Duration::from_secs(10);
 /// How long such a ping may take.
 const PING_MAX: Duration = Duration::from_secs(1);
 /// A connection that was idle for longer is closed.
-const IDLE_MAX: Duration = Duration::from_secs(300);
+const IDLE_MAX: Duration = Duration::from_mins(5);
 /// A connection that is older is closed, so that the set-up behind a name is seen anew.
-const AGE_MAX: Duration = Duration::from_secs(1800);
+const AGE_MAX: Duration = Duration::from_mins(30);
 /// Ages are spread by up to fifteen of these, so that not all connections end at once.
 const AGE_STEP: Duration = Duration::from_secs(30);
 

@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, in_doubt, rounds};
-use super::row::{decision, get, ms, record, record_columns, to_ms, to_text, us_from_now};
+use super::row::{decision, get, record, record_columns, to_ms, to_text, us_from_now};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, GenerationId, GiveUp,
@@ -19,123 +19,123 @@ use crate::domain::record::{
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::store::StoreError;
 
-const RESERVE: &str = concat!(
-    "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, attempt_token,",
-    " generation_id, fingerprint, fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms,",
-    " on_unknown, lease_expires_at)",
-    " select b.*, now() + ",
-    ms!("b.lease_ms"),
-    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::bytea[],",
-    " $7::int[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[])",
-    " as b(tenant_scope, pool_id, idempotency_key, attempt_token, generation_id, fingerprint,",
-    " fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms, on_unknown)",
-    " on conflict (tenant_scope, pool_id, idempotency_key) do nothing",
-    " returning attempt_token",
-);
+const RESERVE: &str = "\
+    insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, attempt_token, \
+        generation_id, fingerprint, fingerprint_version, lease_ms, valid_for_ms, \
+        tombstone_for_ms, on_unknown, lease_expires_at) \
+    select b.*, now() + b.lease_ms * interval '1 ms' \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::bytea[], \
+        $7::int[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[]) \
+        as b(tenant_scope, pool_id, idempotency_key, attempt_token, generation_id, fingerprint, \
+        fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms, on_unknown) \
+    on conflict (tenant_scope, pool_id, idempotency_key) do nothing \
+    returning attempt_token";
 
 const LOOK_UP: &str = concat!(
     "select b.n, ",
     record_columns!(),
-    " from unnest($1::text[], $2::text[], $3::text[]) with ordinality",
-    " as b(tenant_scope, pool_id, idempotency_key, n)",
-    " join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope",
-    " and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key",
-);
-
-const RECLAIM: &str = concat!(
-    "update eec_routing_idempotency r set status = 'pending', attempt_token = $5,",
-    " generation = r.generation + (r.status = 'completed')::int,",
-    " generation_id = case when r.status = 'completed' then $6 else r.generation_id end,",
-    " maybe_sent = r.maybe_sent and r.status <> 'completed', awaited = false,",
-    " fingerprint = $7, fingerprint_version = $8, lease_ms = $9, valid_for_ms = $10,",
-    " tombstone_for_ms = $11, on_unknown = $12, decision_id = null, valid_until = null,",
-    " lease_expires_at = now() + ",
-    ms!("$9::bigint"),
-    ", reserved_at = now()",
-    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.attempt_token = $4 and (r.status = 'failed_before_commit' or (r.status = 'completed'",
-    " and r.valid_until + ",
-    ms!("r.tombstone_for_ms"),
-    " <= now()))",
-    " returning r.generation, r.generation_id",
-);
-
-const HEARTBEAT: &str = concat!(
-    "update eec_routing_idempotency r set lease_expires_at = now() + ",
-    ms!("b.lease_ms"),
-    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::bigint[]) with ordinality",
-    " as b(tenant_scope, pool_id, idempotency_key, attempt_token, lease_ms, n)",
-    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
-    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
-    " and r.status = 'pending' returning b.n",
-);
-
-const COMPLETE: &str = concat!(
-    "with done as (update eec_routing_idempotency r set status = 'completed',",
-    " decision_id = b.decision_id, valid_until = now() + ",
-    ms!("r.valid_for_ms"),
-    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::text[],",
-    " $7::smallint[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bytea[]) with ordinality",
-    " as b(tenant_scope, pool_id, idempotency_key, attempt_token, decision_id, decided_by,",
-    " answer_status, answer_headers, cors_origin, cors_headers, answer_body, n)",
-    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
-    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
-    " and r.status in ('pending', 'outcome_unknown', 'failed_before_commit')",
-    " returning r.generation_id, r.valid_until, r.awaited, b.*),",
-    " kept as (insert into eec_routing_decision (tenant_scope, decision_id, pool_id,",
-    " idempotency_key, generation_id, decided_by, created_at, valid_until, answer_status,",
-    " answer_headers, cors_origin, cors_headers, answer_body)",
-    " select tenant_scope, decision_id, pool_id, idempotency_key, generation_id, decided_by,",
-    " now(), valid_until, answer_status, answer_headers, cors_origin, cors_headers, answer_body",
-    " from done)",
-    " select n, now() as created_at, valid_until, awaited from done",
-);
-
-const COMPLETED_BEFORE: &str = "select b.n, d.created_at, d.valid_until, r.awaited \
-    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) with ordinality \
-    as b(tenant_scope, pool_id, idempotency_key, decision_id, n) \
+    " from unnest($1::text[], $2::text[], $3::text[]) with ordinality \
+        as b(tenant_scope, pool_id, idempotency_key, n) \
     join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
-    and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
-    and r.status = 'completed' and r.decision_id = b.decision_id \
-    join eec_routing_decision d on d.tenant_scope = b.tenant_scope \
-    and d.decision_id = b.decision_id";
-
-const RELEASE: &str = concat!(
-    "update eec_routing_idempotency r set status = b.target,",
-    " maybe_sent = r.maybe_sent or b.maybe_sent, valid_until = now() + ",
-    ms!("r.valid_for_ms"),
-    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[],",
-    " $7::bool[]) with ordinality as b(tenant_scope, pool_id, idempotency_key, attempt_token,",
-    " target, maybe_sent, from_unknown, n)",
-    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
-    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
-    " and (r.status = 'pending' or (b.from_unknown and r.status = 'outcome_unknown'))",
-    " returning b.n, r.awaited",
+        and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key"
 );
 
-const RELEASED_BEFORE: &str = "select b.n, r.awaited \
-    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[]) \
-    with ordinality \
-    as b(tenant_scope, pool_id, idempotency_key, attempt_token, target, maybe_sent, n) \
-    join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
-    and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
-    and r.attempt_token = b.attempt_token and r.status = b.target \
-    and (r.maybe_sent or not b.maybe_sent)";
+const RECLAIM: &str = "\
+    update eec_routing_idempotency r \
+    set status = 'pending', attempt_token = $5, \
+        generation = r.generation + (r.status = 'completed')::int, \
+        generation_id = case when r.status = 'completed' then $6 else r.generation_id end, \
+        maybe_sent = r.maybe_sent and r.status <> 'completed', awaited = false, \
+        fingerprint = $7, fingerprint_version = $8, lease_ms = $9, valid_for_ms = $10, \
+        tombstone_for_ms = $11, on_unknown = $12, decision_id = null, valid_until = null, \
+        lease_expires_at = now() + $9::bigint * interval '1 ms', reserved_at = now() \
+    where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
+        and r.attempt_token = $4 \
+        and (r.status = 'failed_before_commit' or (r.status = 'completed' \
+            and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now())) \
+    returning r.generation, r.generation_id";
 
-const RECLAIMED_BEFORE: &str = "select generation, generation_id from eec_routing_idempotency \
-    where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 and attempt_token = $4 \
-    and status = 'pending'";
-
-const MARK_AWAITED: &str = "update eec_routing_idempotency set awaited = true \
+const RECLAIMED_BEFORE: &str = "\
+    select generation, generation_id from eec_routing_idempotency \
     where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 \
-    and status = 'pending' and not awaited";
+        and attempt_token = $4 and status = 'pending'";
+
+const HEARTBEAT: &str = "\
+    update eec_routing_idempotency r \
+    set lease_expires_at = now() + b.lease_ms * interval '1 ms' \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::bigint[]) with ordinality \
+        as b(tenant_scope, pool_id, idempotency_key, attempt_token, lease_ms, n) \
+    where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id \
+        and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token \
+        and r.status = 'pending' \
+    returning b.n";
+
+/// The guarded update feeds the decision's insert: a row that it did not return gets no decision.
+const COMPLETE: &str = "\
+    with done as ( \
+        update eec_routing_idempotency r \
+        set status = 'completed', decision_id = b.decision_id, \
+            valid_until = now() + r.valid_for_ms * interval '1 ms' \
+        from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::text[], \
+            $7::smallint[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bytea[]) with ordinality \
+            as b(tenant_scope, pool_id, idempotency_key, attempt_token, decision_id, decided_by, \
+            answer_status, answer_headers, cors_origin, cors_headers, answer_body, n) \
+        where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id \
+            and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token \
+            and r.status in ('pending', 'outcome_unknown', 'failed_before_commit') \
+        returning r.generation_id, r.valid_until, r.awaited, b.* \
+    ), kept as ( \
+        insert into eec_routing_decision (tenant_scope, decision_id, pool_id, idempotency_key, \
+            generation_id, decided_by, created_at, valid_until, answer_status, answer_headers, \
+            cors_origin, cors_headers, answer_body) \
+        select tenant_scope, decision_id, pool_id, idempotency_key, generation_id, decided_by, \
+            now(), valid_until, answer_status, answer_headers, cors_origin, cors_headers, \
+            answer_body from done \
+    ) \
+    select n, now() as created_at, valid_until, awaited from done";
+
+const COMPLETED_BEFORE: &str = "\
+    select b.n, d.created_at, d.valid_until, r.awaited \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) with ordinality \
+        as b(tenant_scope, pool_id, idempotency_key, decision_id, n) \
+    join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
+        and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
+        and r.status = 'completed' and r.decision_id = b.decision_id \
+    join eec_routing_decision d on d.tenant_scope = b.tenant_scope \
+        and d.decision_id = b.decision_id";
+
+const RELEASE: &str = "\
+    update eec_routing_idempotency r \
+    set status = b.target, maybe_sent = r.maybe_sent or b.maybe_sent, \
+        valid_until = now() + r.valid_for_ms * interval '1 ms' \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[], \
+        $7::bool[]) with ordinality as b(tenant_scope, pool_id, idempotency_key, attempt_token, \
+        target, maybe_sent, from_unknown, n) \
+    where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id \
+        and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token \
+        and (r.status = 'pending' or (b.from_unknown and r.status = 'outcome_unknown')) \
+    returning b.n, r.awaited";
+
+const RELEASED_BEFORE: &str = "\
+    select b.n, r.awaited \
+    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::bool[]) \
+        with ordinality \
+        as b(tenant_scope, pool_id, idempotency_key, attempt_token, target, maybe_sent, n) \
+    join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
+        and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
+        and r.attempt_token = b.attempt_token and r.status = b.target \
+        and (r.maybe_sent or not b.maybe_sent)";
+
+const MARK_AWAITED: &str = "\
+    update eec_routing_idempotency set awaited = true \
+    where tenant_scope = $1 and pool_id = $2 and idempotency_key = $3 \
+        and status = 'pending' and not awaited";
 
 const DECISION: &str = concat!(
-    "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin,",
-    " cors_headers, answer_body, ",
+    "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin, \
+        cors_headers, answer_body, ",
     us_from_now!("valid_until"),
-    " as valid_us",
-    " from eec_routing_decision where tenant_scope = $1 and decision_id = $2",
+    " as valid_us from eec_routing_decision where tenant_scope = $1 and decision_id = $2"
 );
 
 impl Runner {
@@ -152,11 +152,11 @@ impl Runner {
         for row in &inserted {
             won.insert(get::<Uuid>(row, "attempt_token")?);
         }
-        let lost: Vec<usize> = rounds
-            .concat()
-            .into_iter()
-            .filter(|index| !(first.contains(index) && won.contains(&claims[*index].token.0)))
-            .collect();
+        let mut lost = rounds.concat();
+        // A repeat of a claim that won bears the same token, and finds its own row.
+        let repeats = lost.split_off(first.len());
+        lost.retain(|index| !won.contains(&claims[*index].token.0));
+        lost.extend(repeats);
         let keys: Vec<&RecordKey> = lost.iter().map(|index| &claims[*index].key).collect();
         let found = self.records(&keys).await.map_err(in_doubt)?;
         let new = |claim: &Claim| {
@@ -185,7 +185,7 @@ impl Runner {
             return Ok(found);
         }
         let rows = self.rows(Repeat::Safe, || {
-            bind_keys(fixed(LOOK_UP), keys.iter().copied())
+            bind_keys(fixed(LOOK_UP), &keys.iter().copied())
         });
         for row in &rows.await? {
             let index = nth(row)?;
@@ -237,7 +237,7 @@ impl Runner {
         for (nth_round, round) in rounds(beats, |b| (&b.key, b.token)).iter().enumerate() {
             let beats = || round.iter().map(|index| &beats[*index]);
             let rows = self.rows(Repeat::Safe, || {
-                bind_keys(fixed(HEARTBEAT), beats().map(|beat| &beat.key))
+                bind_keys(fixed(HEARTBEAT), &beats().map(|beat| &beat.key))
                     .bind(beats().map(|beat| beat.token.0).collect::<Vec<_>>())
                     .bind(beats().map(|beat| to_ms(beat.lease)).collect::<Vec<_>>())
             });
@@ -277,7 +277,7 @@ impl Runner {
         let missed_ones = || missed.iter().map(|index| &completions[*index]);
         let rows = self.rows(Repeat::Safe, || {
             let ids: Vec<Uuid> = missed_ones().map(|missed| missed.decision_id.0).collect();
-            bind_keys(fixed(COMPLETED_BEFORE), missed_ones().map(|m| &m.key)).bind(ids)
+            bind_keys(fixed(COMPLETED_BEFORE), &missed_ones().map(|m| &m.key)).bind(ids)
         });
         for row in &rows.await.map_err(in_doubt)? {
             let index = missed[nth(row)?];
@@ -290,7 +290,7 @@ impl Runner {
         &self,
         releases: &[Release],
     ) -> Result<Vec<Option<Released>>, StoreError> {
-        let mut released = vec![None; releases.len()];
+        let mut taken = vec![None; releases.len()];
         for (nth_round, round) in rounds(releases, |r| (&r.key, r.token)).iter().enumerate() {
             let rows = self.rows(Repeat::Safe, || {
                 let not_sent = |index: &usize| releases[*index].give_up == GiveUp::NotSent;
@@ -298,20 +298,20 @@ impl Runner {
                     .bind(round.iter().map(not_sent).collect::<Vec<_>>())
             });
             let rows = rows.await.map_err(doubt_after(nth_round))?;
-            note_released(&rows, round, &mut released)?;
+            note_released(&rows, round, &mut taken)?;
             let missed: Vec<usize> = round
                 .iter()
                 .copied()
-                .filter(|index| released[*index].is_none())
+                .filter(|index| taken[*index].is_none())
                 .collect();
             if !missed.is_empty() {
                 let rows = self.rows(Repeat::Safe, || {
                     bind_releases(fixed(RELEASED_BEFORE), releases, &missed)
                 });
-                note_released(&rows.await.map_err(in_doubt)?, &missed, &mut released)?;
+                note_released(&rows.await.map_err(in_doubt)?, &missed, &mut taken)?;
             }
         }
-        Ok(released)
+        Ok(taken)
     }
 
     pub(super) async fn mark_awaited(&self, key: &RecordKey) -> Result<(), StoreError> {
@@ -363,7 +363,7 @@ fn bind_claims(statement: Statement, claims: &[Claim], round: &[usize]) -> State
     let hashes: Vec<Option<&[u8]>> = fingerprint().map(|f| f.map(|f| &f.hash[..])).collect();
     let versions: Vec<Option<i32>> = fingerprint().map(|f| f.map(|f| f.version)).collect();
     let terms = || claims().map(|claim| &claim.terms);
-    bind_keys(statement, claims().map(|claim| &claim.key))
+    bind_keys(statement, &claims().map(|claim| &claim.key))
         .bind(claims().map(|claim| claim.token.0).collect::<Vec<_>>())
         .bind(
             claims()
@@ -409,7 +409,7 @@ fn bind_completions(
     let bodies: Vec<Option<&[u8]>> = recorded()
         .map(|recorded| recorded.body.as_deref())
         .collect();
-    bind_keys(statement, completions().map(|completion| &completion.key))
+    bind_keys(statement, &completions().map(|completion| &completion.key))
         .bind(completions().map(|c| c.token.0).collect::<Vec<_>>())
         .bind(completions().map(|c| c.decision_id.0).collect::<Vec<_>>())
         .bind(
@@ -430,7 +430,7 @@ fn bind_releases(statement: Statement, releases: &[Release], round: &[usize]) ->
         GiveUp::Hold => "outcome_unknown",
         GiveUp::NotSent | GiveUp::Answered | GiveUp::Redrive => "failed_before_commit",
     };
-    bind_keys(statement, releases().map(|release| &release.key))
+    bind_keys(statement, &releases().map(|release| &release.key))
         .bind(
             releases()
                 .map(|release| release.token.0)

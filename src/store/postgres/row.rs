@@ -22,28 +22,18 @@ use crate::store::StoreError;
 /// `timestamptz` and fails a whole batch.
 const DURATION_MAX_MS: i64 = 36_500 * 24 * 3600 * 1000;
 
-/// Milliseconds in an expression.
-macro_rules! ms {
-    ($ms:expr) => {
-        concat!("(", $ms, " * interval '1 millisecond')")
-    };
-}
-
 /// How long an instant is from now, in microseconds; null for null. Infinity, which only a hand
 /// can have written, becomes a hundred years.
 macro_rules! us_from_now {
-    ($instant:expr) => {
+    ($instant:literal) => {
         concat!(
             "case when isfinite(",
             $instant,
-            ")",
-            " then (extract(epoch from ",
+            ") then (extract(epoch from ",
             $instant,
-            " - now()) * 1000000)::bigint",
-            " when ",
+            " - now()) * 1000000)::bigint when ",
             $instant,
-            " > now() then 3153600000000000",
-            " when ",
+            " > now() then 3153600000000000 when ",
             $instant,
             " <= now() then -3153600000000000 end"
         )
@@ -54,23 +44,20 @@ macro_rules! us_from_now {
 macro_rules! record_columns {
     () => {
         concat!(
-            "r.status, r.attempt_token, r.generation, r.generation_id, r.fingerprint,",
-            " r.fingerprint_version, r.maybe_sent, r.lease_ms, r.valid_for_ms,",
-            " r.tombstone_for_ms, r.on_unknown, r.decision_id, r.created_at, r.reserved_at,",
-            " ",
+            "r.status, r.attempt_token, r.generation, r.generation_id, r.fingerprint, \
+             r.fingerprint_version, r.maybe_sent, r.lease_ms, r.valid_for_ms, r.tombstone_for_ms, \
+             r.on_unknown, r.decision_id, r.created_at, r.reserved_at, ",
             us_from_now!("r.reserved_at"),
-            " as reserved_us,",
-            " ",
+            " as reserved_us, ",
             us_from_now!("r.lease_expires_at"),
-            " as lease_us,",
-            " ",
+            " as lease_us, ",
             us_from_now!("r.valid_until"),
             " as valid_us"
         )
     };
 }
 
-pub(super) use {ms, record_columns, us_from_now};
+pub(super) use {record_columns, us_from_now};
 
 /// A duration as milliseconds for a parameter.
 pub(super) fn to_ms(duration: Duration) -> i64 {

@@ -12,13 +12,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::run::Statement;
 use crate::store::open::OpenError;
@@ -33,9 +33,13 @@ const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(10);
 /// The oldest server that is supported, as PostgreSQL counts versions.
 const VERSION_MIN: u32 = 140_000;
 
+/// A setting of our own, which shows whether the session has what was asked for.
+const MARK: &str = "oncegate.session";
+
 /// How the server's settings are asked for, in one round trip.
-const PROBE: &str = "select current_setting('transaction_read_only') as read_only, \
-     coalesce(current_setting('oncegate.session', true), '') as session";
+const PROBE: &str = "\
+    select current_setting('transaction_read_only') as read_only, \
+    coalesce(current_setting('oncegate.session', true), '') as session";
 
 /// How to open sessions.
 pub(super) struct Sessions {
@@ -46,6 +50,8 @@ pub(super) struct Sessions {
     /// Once the settings were refused they are not tried again: that would cost every connect a
     /// round trip and an error line in the pooler's log.
     pooled: AtomicBool,
+    /// The host that last was good enough; it is tried first.
+    good: AtomicUsize,
 }
 
 /// An open session to a server that takes writes.
@@ -68,12 +74,14 @@ impl Sessions {
     ) -> Self {
         let set = settings
             .iter()
+            .filter(|(name, _)| *name != MARK)
             .map(|(name, value)| format!("; set local {name} = '{value}'"));
         Self {
             begin: format!("begin{}", set.collect::<String>()).into(),
             hosts,
             settings,
             pooled: AtomicBool::new(pooled),
+            good: AtomicUsize::new(0),
         }
     }
 
@@ -87,14 +95,9 @@ impl Sessions {
     pub(super) async fn connect(&self, deadline: Instant) -> Result<Session, sqlx::Error> {
         let mut pause = PAUSE_FIRST;
         loop {
-            let error = match timeout_at(deadline, self.connect_any()).await {
-                Ok(Ok(session)) => return Ok(session),
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    return Err(timed_out(
-                        "the database did not take the connection in time",
-                    ));
-                }
+            let error = match self.connect_any(deadline).await {
+                Ok(session) => return Ok(session),
+                Err(error) => error,
             };
             if !is_passing(&error) || Instant::now() + pause >= deadline {
                 return Err(error);
@@ -106,27 +109,41 @@ impl Sessions {
 
     /// The options of each host with the settings of a direct session, for the listener.
     pub(super) fn direct(&self) -> impl Iterator<Item = PgConnectOptions> {
-        let settings = &self.settings;
-        let with_settings =
-            |host: &PgConnectOptions| host.clone().options(settings.iter().cloned());
-        self.hosts.iter().map(with_settings)
+        self.by_merit().map(|(_, host)| self.set(host))
     }
 
-    async fn connect_any(&self) -> Result<Session, sqlx::Error> {
+    async fn connect_any(&self, deadline: Instant) -> Result<Session, sqlx::Error> {
         let mut last = sqlx::Error::Configuration("the store's URL names no host".into());
-        for host in &self.hosts {
-            match self.connect_host(host).await {
-                Ok(session) => return Ok(session),
-                Err(error) => last = error,
+        for (tried, (nth, host)) in (0..).zip(self.by_merit()) {
+            // A host that is silent must leave the others their share of the time.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let hosts_left = u32::try_from(self.hosts.len()).unwrap_or(1) - tried;
+            match timeout(left / hosts_left, self.connect_host(host)).await {
+                Ok(Ok(session)) => {
+                    self.good.store(nth, Ordering::Relaxed);
+                    return Ok(session);
+                }
+                Ok(Err(error)) => last = error,
+                Err(_) => last = timed_out("the database did not take the connection in time"),
             }
         }
         Err(last)
     }
 
+    /// The hosts in the order of trying, each with its place in the URL.
+    fn by_merit(&self) -> impl Iterator<Item = (usize, &PgConnectOptions)> {
+        let good = self.good.load(Ordering::Relaxed);
+        let all = || self.hosts.iter().enumerate();
+        all().skip(good).chain(all().take(good))
+    }
+
+    fn set(&self, host: &PgConnectOptions) -> PgConnectOptions {
+        host.clone().options(self.settings.iter().cloned())
+    }
+
     async fn connect_host(&self, host: &PgConnectOptions) -> Result<Session, sqlx::Error> {
         if !self.pooled() {
-            let direct = host.clone().options(self.settings.iter().cloned());
-            match direct.connect().await {
+            match self.set(host).connect().await {
                 Err(error) if refuses_settings(&error) => {
                     tracing::info!(%error, "the store refuses session settings; taking it for a transaction pooler");
                     self.pooled.store(true, Ordering::Relaxed);
@@ -206,7 +223,7 @@ pub async fn connect_plain(
 fn settings(operation_timeout: Duration) -> Vec<(&'static str, String)> {
     let ms = |duration: Duration| duration.as_millis().max(1).to_string();
     vec![
-        ("oncegate.session", "direct".to_owned()),
+        (MARK, "direct".to_owned()),
         // Ended by the server a little before we stop waiting: that is a certain "did not happen"
         // where our own deadline would leave a doubt.
         ("statement_timeout", ms(operation_timeout * 4 / 5)),

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::batch::{bind_key, bind_keys};
-use super::row::{get, ms, record_key, us_from_now};
+use super::row::{get, record_key, us_from_now};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;
@@ -25,9 +25,9 @@ const PAGE_ROWS: i64 = 2_000;
 /// Pages of one sweep; the next one goes on where it stopped.
 const PAGES_MAX: u32 = 25;
 /// How far the floor stays behind the present.
-const FLOOR_LAG: Duration = Duration::from_secs(120);
+const FLOOR_LAG: Duration = Duration::from_mins(2);
 /// After this the sweep starts from the beginning.
-const FULL_EVERY: Duration = Duration::from_secs(3600);
+const FULL_EVERY: Duration = Duration::from_hours(1);
 /// More unknown records are not counted.
 const UNKNOWN_MAX: i64 = 10_000;
 
@@ -53,104 +53,106 @@ struct Page {
 }
 
 /// The transition of a pending row whose lease is over.
-macro_rules! sweep_set {
+macro_rules! sweep {
     () => {
-        concat!(
-            " set status = case when r.on_unknown = 'redrive' then 'failed_before_commit'",
-            " else 'outcome_unknown' end,",
-            " maybe_sent = r.maybe_sent or r.on_unknown = 'redrive',",
-            " valid_until = now() + ",
-            ms!("r.valid_for_ms")
-        )
+        "update eec_routing_idempotency r \
+         set status = case when r.on_unknown = 'redrive' then 'failed_before_commit' \
+                 else 'outcome_unknown' end, \
+             maybe_sent = r.maybe_sent or r.on_unknown = 'redrive', \
+             valid_until = now() + r.valid_for_ms * interval '1 ms' "
     };
 }
 
 const SWEEP_ONE: &str = concat!(
-    "update eec_routing_idempotency r",
-    sweep_set!(),
-    " where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3",
-    " and r.attempt_token = $4 and r.status = 'pending' and r.lease_expires_at <= now()",
-    " returning r.status",
+    sweep!(),
+    "where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
+        and r.attempt_token = $4 and r.status = 'pending' and r.lease_expires_at <= now() \
+    returning r.status"
 );
 
 const SWEEP: &str = concat!(
-    "update eec_routing_idempotency r",
-    sweep_set!(),
-    " from unnest($1::text[], $2::text[], $3::text[], $4::uuid[])",
-    " as b(tenant_scope, pool_id, idempotency_key, attempt_token)",
-    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
-    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
-    " and r.status = 'pending' and r.lease_expires_at <= now() returning r.status",
+    sweep!(),
+    "from unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) \
+        as b(tenant_scope, pool_id, idempotency_key, attempt_token) \
+    where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id \
+        and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token \
+        and r.status = 'pending' and r.lease_expires_at <= now() \
+    returning r.status"
 );
 
 /// One row at least, which tells of the page; with a due row in it, or several such rows.
-const PAGE: &str = "with page as (select tenant_scope, pool_id, idempotency_key, attempt_token, \
-    reserved_at, lease_expires_at, status from eec_routing_idempotency where reserved_at > $1 \
-    order by reserved_at fetch first $2 rows with ties), \
-    about as (select count(*) as seen, max(reserved_at) as last, \
-    min(reserved_at) filter (where status = 'pending' and lease_expires_at is not null) as oldest, \
-    now() as present from page), \
-    due as (select tenant_scope, pool_id, idempotency_key, attempt_token from page \
-    where status = 'pending' and lease_expires_at <= now() \
-    order by tenant_scope, pool_id, idempotency_key limit $3) \
+const PAGE: &str = "\
+    with page as ( \
+        select tenant_scope, pool_id, idempotency_key, attempt_token, reserved_at, \
+            lease_expires_at, status \
+        from eec_routing_idempotency where reserved_at > $1 \
+        order by reserved_at fetch first $2 rows with ties \
+    ), about as ( \
+        select count(*) as seen, max(reserved_at) as last, now() as present, \
+            min(reserved_at) filter (where status = 'pending' and lease_expires_at is not null) \
+            as oldest \
+        from page \
+    ), due as ( \
+        select tenant_scope, pool_id, idempotency_key, attempt_token from page \
+        where status = 'pending' and lease_expires_at <= now() \
+        order by tenant_scope, pool_id, idempotency_key limit $3 \
+    ) \
     select * from about left join due on true";
 
-const EXPIRED_DECISIONS: &str = "select tenant_scope, decision_id from eec_routing_decision \
+const EXPIRED_DECISIONS: &str = "\
+    select tenant_scope, decision_id from eec_routing_decision \
     where valid_until <= now() order by valid_until limit $1";
 
-const PURGE_DECISIONS: &str = concat!(
-    "with gone as (delete from eec_routing_decision d",
-    " using unnest($1::text[], $2::uuid[]) as b(tenant_scope, decision_id)",
-    " where d.tenant_scope = b.tenant_scope and d.decision_id = b.decision_id",
-    " and d.valid_until <= now()",
-    " returning d.tenant_scope, d.pool_id, d.idempotency_key, d.decision_id),",
-    " records as (delete from eec_routing_idempotency r using gone",
-    " where r.tenant_scope = gone.tenant_scope and r.pool_id = gone.pool_id",
-    " and r.idempotency_key = gone.idempotency_key and r.decision_id = gone.decision_id",
-    " and r.status = 'completed'",
-    " and r.valid_until + ",
-    ms!("r.tombstone_for_ms"),
-    " <= now() returning 1)",
-    " select (select count(*) from gone) as decisions, (select count(*) from records) as records",
-);
+/// A decision takes its record with it, unless that is kept for longer or lives another life.
+const PURGE_DECISIONS: &str = "\
+    with gone as ( \
+        delete from eec_routing_decision d \
+        using unnest($1::text[], $2::uuid[]) as b(tenant_scope, decision_id) \
+        where d.tenant_scope = b.tenant_scope and d.decision_id = b.decision_id \
+            and d.valid_until <= now() \
+        returning d.tenant_scope, d.pool_id, d.idempotency_key, d.decision_id \
+    ), records as ( \
+        delete from eec_routing_idempotency r using gone \
+        where r.tenant_scope = gone.tenant_scope and r.pool_id = gone.pool_id \
+            and r.idempotency_key = gone.idempotency_key and r.decision_id = gone.decision_id \
+            and r.status = 'completed' \
+            and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now() \
+        returning 1 \
+    ) \
+    select (select count(*) from gone) as decisions, (select count(*) from records) as records";
 
 /// What a record is past when retention may take it.
 macro_rules! purgeable {
     () => {
-        concat!(
-            "r.status in ('completed', 'failed_before_commit') and r.purge_from <= now()",
-            " and r.purge_from + ",
-            ms!("r.tombstone_for_ms"),
-            " <= now()"
-        )
+        "r.status in ('completed', 'failed_before_commit') and r.purge_from <= now() \
+         and r.purge_from + r.tombstone_for_ms * interval '1 ms' <= now()"
     };
 }
 
 const EXPIRED_RECORDS: &str = concat!(
-    "select tenant_scope, pool_id, idempotency_key, attempt_token from eec_routing_idempotency r",
-    " where ",
+    "select tenant_scope, pool_id, idempotency_key, attempt_token \
+    from eec_routing_idempotency r where ",
     purgeable!(),
-    " order by purge_from limit $1",
+    " order by purge_from limit $1"
 );
 
 const PURGE_RECORDS: &str = concat!(
-    "delete from eec_routing_idempotency r",
-    " using unnest($1::text[], $2::text[], $3::text[], $4::uuid[])",
-    " as b(tenant_scope, pool_id, idempotency_key, attempt_token)",
-    " where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id",
-    " and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token",
-    " and ",
+    "delete from eec_routing_idempotency r \
+    using unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) \
+        as b(tenant_scope, pool_id, idempotency_key, attempt_token) \
+    where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id \
+        and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token and ",
     purgeable!(),
-    " returning 1",
+    " returning 1"
 );
 
 const CENSUS: &str = concat!(
-    "select (select count(*) from (select 1 from eec_routing_idempotency",
-    " where unknown_reserved_at is not null limit $1) as unknown) as unknown,",
-    " (select ",
+    "select (select count(*) from (select 1 from eec_routing_idempotency \
+        where unknown_reserved_at is not null limit $1) unknown) as unknown, \
+    (select ",
     us_from_now!("reserved_at"),
-    " from eec_routing_idempotency",
-    " where status = 'pending' and reserved_at > $2 order by reserved_at limit 1) as oldest_us",
+    " from eec_routing_idempotency where status = 'pending' and reserved_at > $2 \
+        order by reserved_at limit 1) as oldest_us"
 );
 
 impl Sweep {
@@ -164,7 +166,7 @@ impl Sweep {
         }
     }
 
-    /// Nothing that was claimed at or before this is open.
+    /// Nothing that was claimed at or before this is open, rows without a lease aside.
     pub(super) fn floor(&self) -> OffsetDateTime {
         self.floor
     }
@@ -252,7 +254,7 @@ impl Runner {
         }
         let tokens: Vec<Uuid> = due.iter().map(|(_, token)| token.0).collect();
         let rows = self.rows(Repeat::Safe, || {
-            bind_keys(fixed(SWEEP), due.iter().map(|(key, _)| key)).bind(&tokens[..])
+            bind_keys(fixed(SWEEP), &due.iter().map(|(key, _)| key)).bind(&tokens[..])
         });
         for row in &rows.await? {
             match get(row, "status")? {
@@ -276,7 +278,7 @@ impl Runner {
         let tokens = column::<Uuid>(&found, "attempt_token")?;
         if !keys.is_empty() {
             let rows = self.rows(Repeat::Safe, || {
-                bind_keys(fixed(PURGE_RECORDS), keys.iter()).bind(&tokens[..])
+                bind_keys(fixed(PURGE_RECORDS), &keys.iter()).bind(&tokens[..])
             });
             purged.records += rows.await?.len() as u64;
         }
@@ -324,4 +326,23 @@ where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
     rows.iter().map(|row| get(row, name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_stays_below_every_open_row_and_behind_the_present() {
+        let present = OffsetDateTime::UNIX_EPOCH + Duration::from_hours(1000);
+        let mut sweep = Sweep::new();
+        sweep.end_round(present);
+        assert_eq!(sweep.floor(), present - FLOOR_LAG);
+        for open in [present, present - Duration::from_hours(2)] {
+            sweep.oldest = Some(open);
+            sweep.end_round(present);
+            assert!(sweep.floor() < open && sweep.floor() <= present - FLOOR_LAG);
+            assert_eq!((sweep.at, sweep.oldest), (sweep.floor(), None));
+        }
+    }
 }

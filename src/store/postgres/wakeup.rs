@@ -101,10 +101,16 @@ impl Wakeups {
     /// Listens and sends until it is stopped; the task's whole life.
     pub(super) async fn run(self: Arc<Self>, sessions: Arc<Sessions>, stop: CancellationToken) {
         let mut pause = PAUSE_FIRST;
+        let mut interrupted = false;
         loop {
-            let error = match Ear::open(&sessions).await {
+            let opened = tokio::select! {
+                () = stop.cancelled() => return,
+                opened = Ear::open(&sessions) => opened,
+            };
+            let error = match opened {
                 Ok(mut ear) => {
                     pause = PAUSE_FIRST;
+                    interrupted = false;
                     // From here on nothing is missed; what was before may have been.
                     self.arrive(Wakeup::Everything);
                     match self.serve(&mut ear, &stop).await {
@@ -114,8 +120,11 @@ impl Wakeups {
                 }
                 Err(error) => error,
             };
-            tracing::warn!(%error, "hints from other gateways are interrupted; polling goes on");
-            self.arrive(Wakeup::Everything);
+            if !interrupted {
+                interrupted = true;
+                tracing::warn!(%error, "hints from other gateways are interrupted; polling goes on");
+                self.arrive(Wakeup::Everything);
+            }
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = sleep(jittered(pause)) => {}
@@ -276,7 +285,10 @@ fn parse(payload: &str) -> Wakeup {
         u64::from_str_radix(digits, 16).ok()
     };
     let hashes: Option<Vec<u64>> = digits.map(hash).collect();
-    hashes.map_or(Wakeup::Everything, |hashes| Wakeup::Records(hashes.into()))
+    match hashes {
+        Some(hashes) if !hashes.is_empty() => Wakeup::Records(hashes.into()),
+        _ => Wakeup::Everything,
+    }
 }
 
 /// Channels belong to the database; two schemas in one database are two stores.
@@ -290,8 +302,8 @@ fn channel(schema: &str) -> String {
 
 /// Between a half and the whole, so that gateways don't come back all at once.
 fn jittered(pause: Duration) -> Duration {
-    let drawn = ids::attempt_token().0.as_u128() as u32;
-    pause / 2 + (pause / 2).mul_f64(f64::from(drawn) / f64::from(u32::MAX))
+    let [.., drawn] = *ids::attempt_token().0.as_bytes();
+    pause / 2 + (pause / 2) * u32::from(drawn) / u32::from(u8::MAX)
 }
 
 #[cfg(test)]
@@ -328,7 +340,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_means_everything() {
-        for payload in ["*", "0123", "zzzzzzzzzzzzzzzz", "00000000000000001"] {
+        for payload in ["", "*", "0123", "zzzzzzzzzzzzzzzz", "00000000000000001"] {
             assert!(matches!(parse(payload), Wakeup::Everything), "{payload}");
         }
     }

@@ -7,13 +7,14 @@ use super::row::get;
 use super::run::{Repeat, Runner, fixed};
 use crate::store::StoreError;
 
-const SETTINGS: &str = "select current_setting('synchronous_commit') as synchronous_commit, \
+const SETTINGS: &str = "\
+    select current_setting('synchronous_commit') as synchronous_commit, \
     current_setting('fsync') as fsync, \
     current_setting('full_page_writes') as full_page_writes, \
     current_setting('synchronous_standby_names') as standby_names, \
     (select count(*) from pg_stat_replication) as replicas, \
     (select count(*) from pg_class where relpersistence <> 'p' and oid in \
-    (to_regclass('eec_routing_idempotency'), to_regclass('eec_routing_decision'))) as unlogged";
+        (to_regclass('eec_routing_idempotency'), to_regclass('eec_routing_decision'))) as unlogged";
 
 const POOLED: &str = "the store is reached through a transaction pooler: gateways are not woken by \
     each other and poll instead, and statements are not prepared; connect to PostgreSQL itself for \

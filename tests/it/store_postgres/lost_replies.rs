@@ -18,8 +18,9 @@ async fn behind_proxy() -> (Database, ChaosProxy, Gateway) {
     let gateway = Gateway::open(&config).await;
     let store = &gateway.store;
     let claim = claim("warm");
-    store.reserve(&[claim.clone()]).await.unwrap();
-    store.reserve(&[claim.clone()]).await.unwrap();
+    for _ in 0..2 {
+        store.reserve(std::slice::from_ref(&claim)).await.unwrap();
+    }
     store.heartbeat(&[heartbeat(&claim, LONG)]).await.unwrap();
     for _ in 0..2 {
         store

@@ -55,12 +55,38 @@ async fn no_statement_reads_more_than_its_rows_when_statistics_are_stale() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_reads_what_is_settled_once_and_finds_what_is_not() {
+    const SETTLED: i64 = 20_000;
+    let database = postgres::database().await;
+    let mut conn = database.connect().await;
+    let settled = "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, \
+         status, decision_id, valid_until, reserved_at) \
+         select 'acme', 'payments', 'row' || n, 'completed', gen_random_uuid(), \
+         now() + interval '1 day', now() - interval '1 hour' + n * interval '1 ms' \
+         from generate_series(1, 20000) n";
+    sqlx::raw_sql(settled).execute(&mut conn).await.unwrap();
+    let gateway = Gateway::open(&postgres::config(&database.url)).await;
+    let before = count(&mut conn, READ).await;
+    for round in 0..10 {
+        let mut abandoned = claim(&format!("k{round}"));
+        abandoned.terms.lease = Duration::ZERO;
+        gateway.store.reserve(&[abandoned]).await.unwrap();
+        let swept = gateway.store.sweep(100).await.unwrap();
+        assert_eq!(swept.outcome_unknown, 1, "round {round}");
+    }
+    gateway.close().await;
+    until(&mut conn, WRITTEN, |written| written >= 10).await;
+    let read = count(&mut conn, READ).await - before;
+    assert!(read < SETTLED + SETTLED / 2, "{read} rows were read");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_touches_no_index() {
-    const BATCH: i64 = 10;
+    const BATCH: i64 = 64;
     let database = postgres::database().await;
     let gateway = Gateway::open(&postgres::config(&database.url)).await;
-    let total = 100 * BATCH;
-    // Owners come and go: at each moment some hundred are at work.
+    let total = 20 * BATCH;
+    // Owners come and go: at each moment a few hundred are at work.
     let mut at_work: std::collections::VecDeque<Vec<Claim>> = std::collections::VecDeque::new();
     for batch in 0..total / BATCH {
         let claims: Vec<Claim> = (0..BATCH)
@@ -68,7 +94,7 @@ async fn a_completion_touches_no_index() {
             .collect();
         gateway.store.reserve(&claims).await.unwrap();
         at_work.push_back(claims);
-        if at_work.len() > 10 {
+        if at_work.len() > 4 {
             let done: Vec<_> = at_work
                 .pop_front()
                 .unwrap()
@@ -80,13 +106,13 @@ async fn a_completion_touches_no_index() {
     }
     gateway.close().await;
     let mut conn = database.connect().await;
-    let updates = total - 10 * BATCH;
+    let updates = total - 4 * BATCH;
     until(&mut conn, WRITTEN, |written| written >= updates).await;
     let hot = "select n_tup_hot_upd from pg_stat_user_tables \
                where relname = 'eec_routing_idempotency'";
     let hot = count(&mut conn, hot).await;
     assert!(
-        hot * 100 >= updates * 80,
+        hot * 100 >= updates * 95,
         "{hot} of {updates} updates touched no index"
     );
 }

@@ -38,8 +38,8 @@ async fn a_hint_reaches_every_other_gateway_and_not_its_sender() {
     let database = postgres::database().await;
     let config = postgres::config(&database.url);
     let [here, there] = [Gateway::open(&config).await, Gateway::open(&config).await];
-    let mut hints_here = listening(&here).await;
-    let mut hints_there = listening(&there).await;
+    let mut near = listening(&here).await;
+    let mut far = listening(&there).await;
 
     let claim = claim("k");
     here.store
@@ -51,7 +51,7 @@ async fn a_hint_reaches_every_other_gateway_and_not_its_sender() {
     assert!(committed[0].unwrap().awaited);
     let hash = wake_hash(&claim.key);
     here.store.notify(&[hash]).await.unwrap();
-    assert_eq!(told(&mut hints_there, 1).await, HashSet::from([hash]));
+    assert_eq!(told(&mut far, 1).await, HashSet::from([hash]));
 
     // More than one payload can hold; and the other way round.
     let many: HashSet<u64> = (0..1_200)
@@ -62,11 +62,8 @@ async fn a_hint_reaches_every_other_gateway_and_not_its_sender() {
         .notify(&many.iter().copied().collect::<Vec<_>>())
         .await
         .unwrap();
-    assert_eq!(told(&mut hints_here, many.len()).await, many);
-    assert!(
-        hints_there.try_recv().is_err(),
-        "it was told what it said itself"
-    );
+    assert_eq!(told(&mut near, many.len()).await, many);
+    assert!(far.try_recv().is_err(), "it was told what it said itself");
     here.close().await;
     there.close().await;
 }

@@ -244,17 +244,16 @@ fn join_or_start(directory: &Path, grace_seconds: u32) -> (Ours, File) {
     starting.lock().unwrap();
     let data = directory.join("data");
     let port_file = directory.join("port");
-    let port = match fs::read_to_string(&port_file) {
-        Ok(port) => port.parse().unwrap(),
-        Err(_) => {
-            // First, so that it also ends what is left half started.
-            watch(directory, grace_seconds);
-            let port = free_port();
-            make(&data);
-            run(&data, port, &["start", "-w"]);
-            fs::write(&port_file, port.to_string()).unwrap();
-            port
-        }
+    let port = if let Ok(port) = fs::read_to_string(&port_file) {
+        port.parse().unwrap()
+    } else {
+        // First, so that it also ends what is left half started.
+        watch(directory, grace_seconds);
+        let port = free_port();
+        make(&data);
+        run(&data, port, &["start", "-w"]);
+        fs::write(&port_file, port.to_string()).unwrap();
+        port
     };
     let ours = Ours {
         data,
@@ -281,8 +280,12 @@ fn lock_users(directory: &Path) -> File {
 }
 
 fn watch(directory: &Path, grace_seconds: u32) {
-    Command::new("sh")
-        .args(["-c", include_str!("watchdog.sh"), "watchdog"])
+    let status = Command::new("sh")
+        .args([
+            "-c",
+            r#"command -v flock || exit 1; sh -c "$0" watchdog "$@" &"#,
+        ])
+        .arg(include_str!("watchdog.sh"))
         .arg(directory)
         .arg(grace_seconds.to_string())
         .stdin(Stdio::null())
@@ -290,8 +293,12 @@ fn watch(directory: &Path, grace_seconds: u32) {
         .stderr(Stdio::null())
         // A group of its own: what ends the tests does not end it.
         .process_group(0)
-        .spawn()
-        .expect("sh and flock are needed, or ONCEGATE_TEST_POSTGRES");
+        .status();
+    let started = status.is_ok_and(|status| status.success());
+    assert!(
+        started,
+        "sh and flock are needed, or ONCEGATE_TEST_POSTGRES"
+    );
 }
 
 /// Makes an empty cluster.
