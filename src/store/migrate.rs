@@ -221,3 +221,29 @@ async fn postgres_connect(options: PgConnectOptions) -> Result<PgConnection, Ope
     let options = options.statement_cache_capacity(0);
     options.connect().await.map_err(OpenError::Unreachable)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_migration_is_embedded_and_both_databases_have_the_same() {
+        let [sqlite, postgres] = [sqlite_migrator(), postgres_migrator()].map(|migrator| {
+            let names = migrator.iter().map(|known| {
+                let name = known.description.replace(' ', "_");
+                format!("{:04}_{name}.sql", known.version)
+            });
+            names.collect::<Vec<_>>()
+        });
+        assert_eq!(sqlite, postgres);
+        // The compiler does not notice a new file: touch this one.
+        for directory in ["migrations/sqlite", "migrations/postgres"] {
+            let files = std::fs::read_dir(directory).unwrap();
+            let mut files: Vec<_> = files
+                .map(|file| file.unwrap().file_name().into_string().unwrap())
+                .collect();
+            files.sort();
+            assert_eq!(files, sqlite, "{directory}");
+        }
+    }
+}
