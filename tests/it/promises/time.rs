@@ -203,6 +203,7 @@ async fn a_gateways_wall_clock_decides_nothing(bench: Bench) {
     let setup = || {
         bench
             .gateway()
+            .other_route("path = \"/slow\"\npool = \"main\"\nlease = \"2s\"")
             .route("timeout = \"3s\"\nvalid_for = \"3s\"")
     };
     let right = setup().start().await;
