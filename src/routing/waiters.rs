@@ -135,7 +135,10 @@ impl Flights {
         let most = self.0.waiters_max;
         let one_more = |waiters| (waiters < most).then_some(waiters + 1);
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-        self.0.waiters.fetch_update(success, failure, one_more).ok()?;
+        self.0
+            .waiters
+            .fetch_update(success, failure, one_more)
+            .ok()?;
         flight.waiters.fetch_add(1, Ordering::Relaxed);
         metrics::gauge!(metric::WAITERS).increment(1);
         Some(Place {
