@@ -1,6 +1,23 @@
 //! The configuration: what may be written, and what it means once validated.
 //!
-//! [`Config`] is what the rest of the program reads; each part gets its own slice of it.
+//! [`Config`] is what the rest of the program reads; each part gets its own slice of it. It is made
+//! by [`load`] from flags, environment and a TOML file, in that order of precedence, or refused
+//! with every error at once, each with its place. What may be written is in
+//! `oncegate.example.toml`, with every default; a test keeps the two alike.
+//!
+//! The way: [`input`] gathers, `section` reads one table key by key with the forms of `parse`,
+//! `resolve` and [`routing`] say which keys there are, `contradictions` compares their `value`s,
+//! and [`report`] holds what was found. Nothing here opens a socket or a database.
+
+mod contradictions;
+pub mod input;
+mod parse;
+pub mod report;
+mod resolve;
+pub mod routing;
+mod section;
+mod store_url;
+mod value;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,6 +27,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
 
+pub use self::resolve::{Loaded, LoadedStore, load, load_store};
 use crate::domain::policy::Policy;
 use crate::domain::scope::{PoolId, TenantScope};
 
@@ -20,6 +38,9 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where operators and scrapers connect.
     pub admin: SocketAddr,
+    /// Whether clients are proxies of one's own, whose `Forwarded` and `X-Forwarded-*` are kept
+    /// and added to; else they are replaced.
+    pub trust_forwarded: bool,
     /// TLS for `listen`, with ALPN for HTTP/2 and HTTP/1.1.
     pub tls: Option<ServerTls>,
     /// The store.

@@ -11,3 +11,4 @@ pub mod message;
 pub mod policy;
 pub mod record;
 pub mod scope;
+pub mod secret;

@@ -1,4 +1,4 @@
-//! Where ids are drawn: the only source of randomness besides the secret's first bytes.
+//! Where ids and jitter are drawn: the only source of randomness besides the secret's first bytes.
 
 use uuid::Uuid;
 
@@ -28,4 +28,15 @@ pub fn decision_id() -> DecisionId {
 /// An id that no line of the audit log ever had.
 pub fn audit_id() -> Uuid {
     fresh()
+}
+
+/// A number from 0 to 1, drawn evenly, to spread what many gateways would do at one moment.
+/// Without randomness it is the middle.
+pub fn jitter() -> f64 {
+    getrandom::u32().map_or(0.5, |drawn| f64::from(drawn) / f64::from(u32::MAX))
+}
+
+/// What tells this process from all others that ever run.
+pub fn instance() -> String {
+    fresh().simple().to_string()
 }

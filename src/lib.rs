@@ -3,9 +3,16 @@
 //!
 //! The map, in reading order. Imports point down only; `tests/it/tidy.rs` checks it.
 
+pub mod api;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod ids;
+pub mod lifecycle;
 pub mod problem;
+pub mod proxy;
+pub mod routing;
 pub mod store;
 pub mod telemetry;
+pub mod upkeep;

@@ -1,3 +1,7 @@
 //! The `oncegate` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    oncegate::cli::run()
+}

@@ -64,6 +64,10 @@ pub enum Kind {
     NotFound,
     /// The record is not in a state that allows it (API).
     StateConflict,
+    /// The path exists, but not with this method (admin API).
+    MethodNotAllowed,
+    /// The gateway should get no traffic now (`/readyz`).
+    NotReady,
 }
 
 impl Kind {
@@ -93,7 +97,7 @@ impl Kind {
 const UNKNOWN_TITLE: &str = "Nobody knows whether the request ran";
 
 /// What is fixed for each kind, in the order of [`Kind`]: status, slug, title.
-const TABLE: [(Kind, S, &str, &str); 24] = [
+const TABLE: [(Kind, S, &str, &str); 26] = [
     (
         Kind::KeyInvalid,
         S::BAD_REQUEST,
@@ -237,6 +241,18 @@ const TABLE: [(Kind, S, &str, &str); 24] = [
         S::CONFLICT,
         "state-conflict",
         "The record's state does not allow this",
+    ),
+    (
+        Kind::MethodNotAllowed,
+        S::METHOD_NOT_ALLOWED,
+        "method-not-allowed",
+        "This path does not take that method",
+    ),
+    (
+        Kind::NotReady,
+        S::SERVICE_UNAVAILABLE,
+        "not-ready",
+        "The gateway should get no traffic now",
     ),
 ];
 

@@ -24,12 +24,12 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio::sync::broadcast;
 
-use crate::domain::fingerprint::Secret;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
+use crate::domain::secret::Secret;
 
 /// Why an operation gave no result.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +120,7 @@ pub struct Search {
 pub enum Verdict {
     /// The upstream ran, and this was its answer.
     Happened(Box<Completion>),
-    /// The upstream never ran: to `failed_before_commit`, reclaimable.
+    /// The upstream never ran: to `failed_before_commit`, reclaimable by any request.
     NeverHappened,
 }
 

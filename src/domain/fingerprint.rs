@@ -2,7 +2,7 @@
 //!
 //! Two steps. [`RequestDigest`] hashes what a request is: length-prefixed method, path, query,
 //! content type, content coding and the whole body, each after the route's rules. It never leaves
-//! memory. [`Fingerprint`] is its keyed hash under one version of the gateway's secret, and that
+//! memory. [`Fingerprint`] is its keyed hash under one version of the gateway's [secret](super::secret), and that
 //! is what a row holds: without the secret a stored fingerprint is no oracle for a guessed body.
 //! Hashing in two steps lets a request be compared under an older version without its body.
 
@@ -34,7 +34,7 @@ impl Eq for Fingerprint {}
 
 /// What a request is. Kept in memory only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RequestDigest([u8; 32]);
+pub struct RequestDigest(pub(super) [u8; 32]);
 
 /// A route's say in what is compared. The default compares bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,86 +64,6 @@ pub struct RequestParts<'a> {
     pub content_encoding: Option<&'a [u8]>,
     /// The whole body.
     pub body: &'a [u8],
-}
-
-/// One version of the secret that keys every hash.
-#[derive(Clone)]
-pub struct Secret {
-    /// Counts up from 1.
-    pub version: i32,
-    /// 32 random bytes.
-    pub bytes: [u8; 32],
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Secret {{ version: {} }}", self.version)
-    }
-}
-
-/// All versions that rows may still refer to, newest first; never empty.
-#[derive(Clone, Debug)]
-pub struct Secrets(Vec<Secret>);
-
-impl Secrets {
-    /// `None` when there is no version at all.
-    #[must_use]
-    pub fn new(mut versions: Vec<Secret>) -> Option<Self> {
-        versions.sort_by_key(|secret| -secret.version);
-        (!versions.is_empty()).then_some(Self(versions))
-    }
-
-    /// The version that new rows get.
-    #[must_use]
-    pub fn current(&self) -> &Secret {
-        &self.0[0]
-    }
-
-    /// Every version, newest first.
-    pub fn iter(&self) -> impl Iterator<Item = &Secret> {
-        self.0.iter()
-    }
-
-    /// The fingerprint of a request under the current version.
-    #[must_use]
-    pub fn fingerprint(&self, digest: &RequestDigest) -> Fingerprint {
-        self.current().fingerprint(digest)
-    }
-
-    /// Whether a row's fingerprint is this request's, under whichever version the row was made
-    /// with. `None` on the row compares equal to everything; a version that is no longer known
-    /// compares equal to nothing, which refuses and never runs twice.
-    #[must_use]
-    pub fn matches(&self, stored: Option<&Fingerprint>, digest: &RequestDigest) -> bool {
-        let Some(stored) = stored else { return true };
-        self.0
-            .iter()
-            .find(|secret| secret.version == stored.version)
-            .is_some_and(|secret| secret.fingerprint(digest) == *stored)
-    }
-}
-
-impl Secret {
-    fn fingerprint(&self, digest: &RequestDigest) -> Fingerprint {
-        let hash = blake3::keyed_hash(&self.subkey("fingerprint"), &digest.0);
-        Fingerprint {
-            version: self.version,
-            hash: *hash.as_bytes(),
-        }
-    }
-
-    /// A short mark of who someone is, for a tenant or a principal, under this version.
-    #[must_use]
-    pub fn mark(&self, purpose: &str, credential: &[u8]) -> String {
-        let hash = blake3::keyed_hash(&self.subkey(purpose), credential);
-        let hex = hash.to_hex();
-        format!("{}-{}", self.version, &hex[..40])
-    }
-
-    /// One secret serves several purposes, each with a key of its own.
-    fn subkey(&self, purpose: &str) -> [u8; 32] {
-        *blake3::keyed_hash(&self.bytes, purpose.as_bytes()).as_bytes()
-    }
 }
 
 impl RequestDigest {
@@ -448,24 +368,6 @@ mod tests {
         };
         assert_eq!(of("x1", "value"), of("y2", "value"));
         assert_ne!(of("x1", "value"), of("x1", "other"));
-    }
-
-    #[test]
-    fn an_older_version_still_matches_and_an_unknown_one_never_does() {
-        let secret = |version, byte| Secret {
-            version,
-            bytes: [byte; 32],
-        };
-        let old = Secrets::new(vec![secret(1, 7)]).unwrap();
-        let both = Secrets::new(vec![secret(1, 7), secret(2, 8)]).unwrap();
-        let new = Secrets::new(vec![secret(2, 8)]).unwrap();
-        let request = digest(&parts(b"{}"));
-        let stored = old.fingerprint(&request);
-        assert!(both.matches(Some(&stored), &request));
-        assert!(!both.matches(Some(&stored), &digest(&parts(b"[]"))));
-        assert!(!new.matches(Some(&stored), &request));
-        assert!(new.matches(None, &request));
-        assert_eq!(both.fingerprint(&request).version, 2);
     }
 
     proptest! {

@@ -58,6 +58,27 @@ impl TenantScope {
         }
     }
 
+    /// A scope as people write it: a tenant's name, or what the store holds for one of its
+    /// principals.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse(text: &str) -> Result<Self, ScopeError> {
+        let Some((tenant, mark)) = text.split_once(PRINCIPAL_SEPARATOR) else {
+            return Self::named(text.as_bytes());
+        };
+        let tenant = Self::named(tenant.as_bytes())?;
+        let mark_text = Self::named(mark.as_bytes())?;
+        Ok(tenant.with_principal(mark_text.as_str()))
+    }
+
+    /// Whether `other` is this scope, or one principal of it.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let rest = other.0.strip_prefix(self.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(PRINCIPAL_SEPARATOR))
+    }
+
     /// One principal of this tenant. `mark` is a keyed hash of who they are, never their name.
     #[must_use]
     pub fn with_principal(&self, mark: &str) -> Self {
@@ -141,6 +162,19 @@ mod tests {
             TenantScope::named(scoped.as_str().as_bytes()),
             Err(ScopeError::Tenant)
         );
+    }
+
+    #[test]
+    fn a_tenant_covers_itself_and_its_principals_only() {
+        let tenant = TenantScope::named(b"acme").unwrap();
+        let scoped = TenantScope::parse("acme p1-00ff").unwrap();
+        assert_eq!(scoped, tenant.with_principal("p1-00ff"));
+        assert!(tenant.covers(&tenant) && tenant.covers(&scoped));
+        assert!(!scoped.covers(&tenant));
+        assert!(!tenant.covers(&TenantScope::named(b"acme2").unwrap()));
+        for text in ["", " ", "acme ", " p1", "acme p1 p2", "a\0b"] {
+            assert_eq!(TenantScope::parse(text), Err(ScopeError::Tenant));
+        }
     }
 
     #[test]

@@ -3,11 +3,31 @@
 use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sqlx::migrate::MigrateError;
 use sqlx::postgres::PgConnectOptions;
+use tokio_util::task::TaskTracker;
 
-use super::{StoreError, postgres};
+use super::postgres::{self, PostgresStore};
+use super::sqlite::SqliteStore;
+use super::{Store, StoreError};
+use crate::config::StoreConfig;
+
+/// Opens the store that the configuration names. Its tasks run on `tracker` and end when it is
+/// closed.
+///
+/// # Errors
+/// When it can't be used; each kind tells what to do.
+pub async fn open(
+    config: &StoreConfig,
+    tracker: &TaskTracker,
+) -> Result<Arc<dyn Store>, OpenError> {
+    match Target::parse(&config.url)? {
+        Target::Sqlite(path) => Ok(Arc::new(SqliteStore::open(&path, config.migrate).await?)),
+        Target::Postgres(_) => Ok(Arc::new(PostgresStore::open(config, tracker).await?)),
+    }
+}
 
 /// What a store's URL names.
 #[derive(Clone)]

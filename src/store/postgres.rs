@@ -51,12 +51,12 @@ use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
 };
 use crate::config::StoreConfig;
-use crate::domain::fingerprint::Secret;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
+use crate::domain::secret::Secret;
 
 /// How long the first connection may take: the database may be starting with us.
 const FIRST_CONNECT_MAX: Duration = Duration::from_secs(10);

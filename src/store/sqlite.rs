@@ -50,12 +50,12 @@ use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
 };
-use crate::domain::fingerprint::Secret;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
     Release, Released, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
+use crate::domain::secret::Secret;
 
 /// Connections that read.
 const READERS: u32 = 4;

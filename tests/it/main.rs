@@ -2,8 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod admin;
+mod cli;
+mod config;
+mod listener;
+mod openapi;
+mod promises;
 mod store_conformance;
 mod store_group;
 mod store_open;
 mod store_postgres;
 mod support;
+mod tidy;
+mod upkeep;
+mod upstream;

@@ -8,12 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, try_join_all};
-use oncegate::domain::fingerprint::Secret;
 use oncegate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, GiveUp, Heartbeat,
     Lease, Record, Release, Released, Reserved, State, StoredDecision,
 };
 use oncegate::domain::scope::{RecordKey, TenantScope};
+use oncegate::domain::secret::Secret;
 use oncegate::store::group::{BATCH_BYTES_MAX, BATCH_MAX, Group, GroupOptions, QUEUE_MAX};
 use oncegate::store::sqlite::SqliteStore;
 use oncegate::store::{

@@ -1,4 +1,12 @@
-//! What tests stand on: a database server, a network that misbehaves.
+//! What the tests stand on.
 
+pub mod blackhole;
 pub mod chaos_proxy;
+pub mod client;
+pub mod clock;
+pub mod gateway;
+pub mod metrics;
 pub mod postgres;
+pub mod process;
+pub mod rows;
+pub mod upstream;

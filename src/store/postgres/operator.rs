@@ -56,7 +56,7 @@ const HAPPENED: &str = concat!(
 const NEVER_HAPPENED: &str = concat!(
     "with done as ( \
         update eec_routing_idempotency r \
-        set status = 'failed_before_commit', \
+        set status = 'failed_before_commit', maybe_sent = false, \
             valid_until = now() + r.valid_for_ms * interval '1 ms' \
         where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
             and r.reserved_at + $8::bigint * interval '1 ms' <= now() and ",

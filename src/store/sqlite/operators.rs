@@ -22,7 +22,8 @@ const FIND: &str = concat!(
 
 const NEVER_HAPPENED: &str = "\
     update eec_routing_idempotency \
-    set status = 'failed_before_commit', valid_until = ?4 + valid_for_ms, lease_expires_at = null \
+    set status = 'failed_before_commit', maybe_sent = 0, lease_expires_at = null, \
+    valid_until = ?4 + valid_for_ms \
     where tenant_scope = ?1 and pool_id = ?2 and idempotency_key = ?3";
 
 const DELETE_RECORD: &str = "\

@@ -4,7 +4,7 @@ use sqlx::SqliteConnection;
 
 use super::failure::{self, Stage};
 use super::rows::Cells;
-use crate::domain::fingerprint::Secret;
+use crate::domain::secret::Secret;
 use crate::store::StoreError;
 
 const MAKE: &str = "\

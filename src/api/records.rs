@@ -1,0 +1,350 @@
+//! What operators see of records, and do to them when a gateway can't decide.
+//!
+//! An act never touches a record by itself: the store judges state, token and time in the
+//! statement that writes, and writes who and why in the same transaction. Bodies, attempt tokens
+//! and fingerprints are never told.
+
+pub mod wire;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Extension, Path, Query, State};
+use axum::{Json, body::Body};
+use serde::de::DeserializeOwned;
+
+use crate::config::Route;
+use crate::domain::key::IdempotencyKey;
+use crate::domain::record::{Completion, State as RecordState};
+use crate::domain::scope::{PoolId, RecordKey, TenantScope};
+use crate::ids;
+use crate::problem::{Kind, Problem};
+use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
+
+use super::AdminState;
+use super::token::Caller;
+use wire::{Acted, Answer, Page, Reason, Resolution, SearchQuery, Shown};
+
+/// The longest request body, in bytes: an answer of [`wire::ANSWER_BYTES_MAX`] in base64.
+pub const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// How long a request body may take to arrive.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much longer than its route allows an owner is waited for before an operator may say that
+/// its request never happened: the commit itself, and clocks that run apart.
+pub const OWNER_MARGIN: Duration = Duration::from_secs(30);
+/// When to ask again after the store gave no answer.
+const STORE_RETRY: Duration = Duration::from_secs(2);
+
+/// After which time since its claim an owner is certainly gone, by pool.
+#[derive(Clone, Debug)]
+pub struct OwnerTimes {
+    by_pool: HashMap<PoolId, Duration>,
+    longest: Duration,
+}
+
+impl OwnerTimes {
+    /// The longest of the routes of each pool, and `margin` on top: [`OWNER_MARGIN`].
+    #[must_use]
+    pub fn new(routes: &[Route], margin: Duration) -> Self {
+        let mut by_pool = HashMap::new();
+        for policy in routes.iter().map(|route| &route.policy) {
+            let time = policy.owner_time_max() + margin;
+            let longest: &mut Duration = by_pool.entry(policy.pool.clone()).or_default();
+            *longest = time.max(*longest);
+        }
+        let longest = by_pool.values().copied().max().unwrap_or(margin);
+        Self { by_pool, longest }
+    }
+
+    /// For records of this pool. One that is not configured any more counts as the slowest.
+    #[must_use]
+    pub fn of(&self, pool: &PoolId) -> Duration {
+        self.by_pool.get(pool).copied().unwrap_or(self.longest)
+    }
+}
+
+type RecordPath = Result<Path<(String, String, String)>, PathRejection>;
+
+/// `GET /v1/records`
+pub(super) async fn search(
+    State(state): State<AdminState>,
+    Extension(caller): Extension<Caller>,
+    query: Result<Query<SearchQuery>, QueryRejection>,
+) -> Result<Json<Page>, Problem> {
+    let Query(query) = query.map_err(|rejection| invalid(&rejection.body_text()))?;
+    let mut search = query.into_search().map_err(|what| invalid(&what))?;
+    if let Some(own) = &caller.tenant {
+        let asked = search.tenant.as_deref().map(TenantScope::stored);
+        if asked.as_ref().is_some_and(|asked| !own.covers(asked)) {
+            return Ok(Json(Page::default()));
+        }
+        let tenant = asked.as_ref().unwrap_or(own);
+        search.tenant = Some(tenant.as_str().to_owned());
+    }
+    let limit = search.limit;
+    // One more tells whether there is another page.
+    search.limit += 1;
+    let found = state
+        .store
+        .find(&search)
+        .await
+        .map_err(|error| not_answered(&error))?;
+    Ok(Json(Page::new(&found, limit)))
+}
+
+/// `GET /v1/records/{tenant}/{pool}/{key}`
+pub(super) async fn show(
+    State(state): State<AdminState>,
+    Extension(caller): Extension<Caller>,
+    path: RecordPath,
+) -> Result<Json<Shown>, Problem> {
+    let key = record_key(&caller, path)?;
+    let looked_up = state.store.look_up(std::slice::from_ref(&key)).await;
+    let record = looked_up
+        .map_err(|error| not_answered(&error))?
+        .pop()
+        .flatten();
+    let record = record.ok_or_else(no_record)?;
+    let decision = match record.state {
+        RecordState::Completed(id, _) => state
+            .store
+            .decision(&key.tenant, id)
+            .await
+            .map_err(|error| not_answered(&error))?,
+        _ => None,
+    };
+    Ok(Json(Shown::new(&record, decision.as_ref())))
+}
+
+/// `POST /v1/records/{tenant}/{pool}/{key}/release`: it never happened.
+pub(super) async fn release(
+    State(state): State<AdminState>,
+    Extension(caller): Extension<Caller>,
+    path: RecordPath,
+    body: Body,
+) -> Result<Json<Acted>, Problem> {
+    let key = record_key(&caller, path)?;
+    let Reason { reason } = read(body).await?;
+    act(state, caller, key, reason, Act::Release).await
+}
+
+/// `POST /v1/records/{tenant}/{pool}/{key}/resolve`: it happened, and this was the answer.
+pub(super) async fn resolve(
+    State(state): State<AdminState>,
+    Extension(caller): Extension<Caller>,
+    path: RecordPath,
+    body: Body,
+) -> Result<Json<Acted>, Problem> {
+    let key = record_key(&caller, path)?;
+    let resolution: Resolution = read(body).await?;
+    let (reason, answer) = resolution.into_parts().map_err(|what| invalid(&what))?;
+    act(state, caller, key, reason, Act::Resolve(Box::new(answer))).await
+}
+
+/// `POST /v1/records/{tenant}/{pool}/{key}/purge`: forget it.
+pub(super) async fn purge(
+    State(state): State<AdminState>,
+    Extension(caller): Extension<Caller>,
+    path: RecordPath,
+    body: Body,
+) -> Result<Json<Acted>, Problem> {
+    let key = record_key(&caller, path)?;
+    let Reason { reason } = read(body).await?;
+    act(state, caller, key, reason, Act::Purge).await
+}
+
+enum Act {
+    Release,
+    Resolve(Box<Answer>),
+    Purge,
+}
+
+impl Act {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Resolve(_) => "resolve",
+            Self::Purge => "purge",
+        }
+    }
+
+    /// What it needs, for who tried it in vain.
+    fn needs(&self) -> &'static str {
+        match self {
+            Self::Release | Self::Resolve(_) => {
+                "The record must be `outcome_unknown`, or `pending` with its lease over."
+            }
+            Self::Purge => "The record must be `completed` or `failed_before_commit`.",
+        }
+    }
+
+    /// The record's state afterwards; `None`: there is no record.
+    fn leads_to(&self) -> Option<&'static str> {
+        match self {
+            Self::Release => Some("failed_before_commit"),
+            Self::Resolve(_) => Some("completed"),
+            Self::Purge => None,
+        }
+    }
+}
+
+/// Runs the act on a task of its own: the caller may go away at any time, and what follows a
+/// commit must follow it all the same.
+async fn act(
+    state: AdminState,
+    caller: Caller,
+    key: RecordKey,
+    reason: String,
+    act: Act,
+) -> Result<Json<Acted>, Problem> {
+    let reason = wire::reason(&reason).map_err(|what| invalid(&what))?;
+    let audit = Audit {
+        operator: caller.name,
+        reason,
+    };
+    let acts = state.acts.clone();
+    let done = acts.spawn(async move { perform(&state, &key, &act, &audit).await });
+    let acted = done.await.unwrap_or_else(|error| {
+        tracing::error!(%error, "an operator's act broke off");
+        Err(Problem::new(Kind::StoreUnavailable, MAY_HAVE_HAPPENED))
+    })?;
+    Ok(Json(acted))
+}
+
+async fn perform(
+    state: &AdminState,
+    key: &RecordKey,
+    act: &Act,
+    audit: &Audit,
+) -> Result<Acted, Problem> {
+    let result = write(state, key, act, audit).await;
+    let changed = match &result {
+        Ok(resolved) => *resolved == Resolved::Done,
+        Err(error) => error.may_have_happened(),
+    };
+    if changed {
+        tell_everyone(state, key).await;
+    }
+    let outcome = result.map_err(|error| not_answered(&error))?;
+    let (operator, word, pool) = (&audit.operator, act.word(), &key.pool);
+    tracing::info!(%operator, act = word, %pool, ?outcome, "an operator acted on a record");
+    match outcome {
+        Resolved::Done => Ok(Acted {
+            act: word,
+            status: act.leads_to(),
+        }),
+        Resolved::NoRecord => Err(no_record()),
+        Resolved::WrongState => Err(Problem::new(Kind::StateConflict, act.needs())),
+        Resolved::TooEarly { wait } => {
+            let seconds = wait.as_secs() + 1;
+            let detail = format!("Its owner may still be at work; ask again in {seconds} s.");
+            Err(Problem::new(Kind::StateConflict, detail).retry_after(wait))
+        }
+    }
+}
+
+async fn write(
+    state: &AdminState,
+    key: &RecordKey,
+    act: &Act,
+    audit: &Audit,
+) -> Result<Resolved, StoreError> {
+    let owner_time_max = state.owner_times.of(&key.pool);
+    let verdict = match act {
+        Act::Purge => return state.store.purge_one(key, audit).await,
+        Act::Release => Verdict::NeverHappened,
+        Act::Resolve(answer) => {
+            let looked_up = state.store.look_up(std::slice::from_ref(key)).await?;
+            let Some(record) = looked_up.into_iter().flatten().next() else {
+                return Ok(Resolved::NoRecord);
+            };
+            Verdict::Happened(Box::new(Completion {
+                key: key.clone(),
+                token: record.token,
+                decision_id: ids::decision_id(),
+                decided_by: format!("operator:{}", audit.operator),
+                recorded: answer.recorded(),
+            }))
+        }
+    };
+    state
+        .store
+        .resolve(key, &verdict, owner_time_max, audit)
+        .await
+}
+
+/// This gateway at once, the others by a hint; without the hint they find out by polling, and
+/// their caches when they stop trusting the entry.
+async fn tell_everyone(state: &AdminState, key: &RecordKey) {
+    (state.changed)(key);
+    if let Err(error) = state.store.notify(&[wake_hash(key)]).await {
+        tracing::warn!(%error, "other gateways were not told of an operator's act");
+    }
+}
+
+/// The record that a path names. What can't be a record, or is not the caller's to see, does not
+/// exist.
+fn record_key(caller: &Caller, path: RecordPath) -> Result<RecordKey, Problem> {
+    let Path((tenant, pool, key)) = path.map_err(|_| no_record())?;
+    let key = parse_key(&tenant, &pool, &key).ok_or_else(no_record)?;
+    if caller.sees(&key.tenant) {
+        Ok(key)
+    } else {
+        Err(no_record())
+    }
+}
+
+fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {
+    Some(RecordKey {
+        tenant: TenantScope::parse(tenant).ok()?,
+        pool: PoolId::new(pool).ok()?,
+        key: IdempotencyKey::from_text(key).ok()??,
+    })
+}
+
+/// A request's JSON body, whole and in time.
+async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
+    let read = http_body_util::Limited::new(body, BODY_BYTES_MAX);
+    let read = tokio::time::timeout(BODY_TIMEOUT, http_body_util::BodyExt::collect(read)).await;
+    let collected = match read {
+        Err(_) => return Err(invalid("the body did not arrive in time")),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            let detail = format!("A body here is at most {BODY_BYTES_MAX} bytes.");
+            return Err(Problem::new(Kind::BodyTooLarge, detail));
+        }
+        Ok(Err(_)) => return Err(invalid("the body broke off")),
+        Ok(Ok(collected)) => collected.to_bytes(),
+    };
+    serde_json::from_slice(&collected).map_err(|error| invalid(&format!("the JSON body: {error}")))
+}
+
+const MAY_HAVE_HAPPENED: &str =
+    "The store did not answer. Look at the record before you repeat an act: it may have happened.";
+
+fn not_answered(error: &StoreError) -> Problem {
+    let detail = match error {
+        StoreError::Inconsistent { .. } => {
+            "A row holds what this version can't read; the gateway's log names it."
+        }
+        error if error.may_have_happened() => MAY_HAVE_HAPPENED,
+        _ => "The store can't be asked, and nothing was changed; the gateway's log says why.",
+    };
+    tracing::warn!(
+        error = error as &dyn std::error::Error,
+        "an operator's request failed"
+    );
+    Problem::new(Kind::StoreUnavailable, detail).retry_after(STORE_RETRY)
+}
+
+fn no_record() -> Problem {
+    Problem::new(
+        Kind::NotFound,
+        "There is no such record, or this token may not see it. Percent-encode each part of the \
+         path, also a `/` in a key.",
+    )
+}
+
+fn invalid(what: &str) -> Problem {
+    Problem::new(Kind::RequestInvalid, format!("Mend the request: {what}."))
+}

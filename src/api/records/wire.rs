@@ -1,0 +1,467 @@
+//! What goes over the wire about records: JSON that is told, JSON and queries that are taken.
+//!
+//! Parsed here into what can't be wrong; every refusal is the end of a sentence that begins with
+//! what to mend.
+
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+use crate::domain::message::Recorded;
+use crate::domain::policy::OnUnknown;
+use crate::domain::record::{self, Found, Record, State, StoredDecision, Validity};
+use crate::domain::scope::{PoolId, RecordKey, TenantScope};
+use crate::store::Search;
+
+/// Records on one page.
+pub const LIMIT_MAX: u32 = 200;
+/// Records on one page, if the request doesn't say.
+pub const LIMIT_DEFAULT: u32 = 50;
+/// The longest age that can be searched for: it must be subtractable from every present.
+pub const AGE_MAX: Duration = Duration::from_hours(24 * 3653);
+/// The longest reason, in characters.
+pub const REASON_CHARS_MAX: usize = 500;
+/// The longest body of an operator's answer, in bytes.
+pub const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+/// The most header lines of an operator's answer.
+pub const ANSWER_HEADERS_MAX: usize = 100;
+
+/// What may stand in the query of a search.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SearchQuery {
+    tenant: Option<String>,
+    pool: Option<String>,
+    key_prefix: Option<String>,
+    status: Option<String>,
+    older_than: Option<String>,
+    limit: Option<u32>,
+    cursor: Option<String>,
+}
+
+impl SearchQuery {
+    /// The search that it asks for.
+    ///
+    /// # Errors
+    /// What is wrong with the first parameter that can't be.
+    pub fn into_search(self) -> Result<Search, String> {
+        let tenant = self.tenant.as_deref().map(TenantScope::parse).transpose();
+        tenant.map_err(|error| format!("tenant: {error}"))?;
+        let pool = self.pool.as_deref().map(PoolId::new).transpose();
+        pool.map_err(|error| format!("pool: {error}"))?;
+        let printable = |text: &String| text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        if !self.key_prefix.as_ref().is_none_or(printable) {
+            return Err("key_prefix: a key is printable ASCII".into());
+        }
+        let known = |word: &String| WORDS.contains(&word.as_str());
+        if !self.status.as_ref().is_none_or(known) {
+            return Err(format!("status: one of {}", WORDS.join(", ")));
+        }
+        let older_than = self.older_than.as_deref().map(humantime::parse_duration);
+        let older_than = older_than.transpose();
+        let older_than = older_than.map_err(|error| format!("older_than: {error}"))?;
+        if older_than.is_some_and(|age| age > AGE_MAX) {
+            return Err("older_than: at most ten years".into());
+        }
+        let limit = self.limit.unwrap_or(LIMIT_DEFAULT);
+        if !(1..=LIMIT_MAX).contains(&limit) {
+            return Err(format!("limit: 1 to {LIMIT_MAX}"));
+        }
+        let after = self.cursor.as_deref().map(|cursor| {
+            read_cursor(cursor).ok_or("cursor: take `next` of the page before, unchanged")
+        });
+        Ok(Search {
+            tenant: self.tenant,
+            pool: self.pool,
+            key_prefix: self.key_prefix,
+            status: self.status,
+            older_than,
+            after: after.transpose()?,
+            limit,
+        })
+    }
+}
+
+const WORDS: [&str; 4] = [
+    "pending",
+    "completed",
+    "failed_before_commit",
+    "outcome_unknown",
+];
+
+/// One page of a search.
+#[derive(Debug, Default, Serialize)]
+pub struct Page {
+    records: Vec<Line>,
+    /// The `cursor` of the next page; `null`: this is the last.
+    next: Option<String>,
+}
+
+impl Page {
+    /// The first `limit` of what was found.
+    #[must_use]
+    pub fn new(found: &[Found], limit: u32) -> Self {
+        let limit = limit as usize;
+        let shown = &found[..found.len().min(limit)];
+        let last = shown.last().filter(|_| found.len() > limit);
+        Self {
+            records: shown.iter().map(Line::new).collect(),
+            next: last.map(|last| write_cursor(&last.record.key)),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    #[serde(flatten)]
+    record: RecordOut,
+    answer_status: Option<u16>,
+}
+
+impl Line {
+    fn new(found: &Found) -> Self {
+        Self {
+            record: RecordOut::new(&found.record),
+            answer_status: found.answer_status,
+        }
+    }
+}
+
+/// One record, with its decision.
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    #[serde(flatten)]
+    record: RecordOut,
+    /// `null`: there is none, or it is past its validity and forgotten.
+    decision: Option<Decision>,
+}
+
+impl Shown {
+    /// Of this record, whose decision is this.
+    #[must_use]
+    pub fn new(record: &Record, decision: Option<&StoredDecision>) -> Self {
+        Self {
+            record: RecordOut::new(record),
+            decision: decision.map(Decision::new),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct RecordOut {
+    tenant: String,
+    pool: String,
+    key: String,
+    status: &'static str,
+    /// Of a `pending` record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease: Option<Lease>,
+    /// Of a `failed_before_commit` record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    maybe_sent: Option<bool>,
+    /// Of a `completed` record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decision_id: Option<String>,
+    /// Of a `completed` record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validity: Option<&'static str>,
+    generation: i64,
+    generation_id: String,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339")]
+    reserved_at: OffsetDateTime,
+    reserved_ago_ms: u64,
+    on_unknown: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Lease {
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remaining_ms: Option<u64>,
+}
+
+impl RecordOut {
+    fn new(record: &Record) -> Self {
+        let (mut lease, mut maybe_sent, mut decision) = (None, None, None);
+        match record.state {
+            State::Pending(held) => lease = Some(Lease::new(held)),
+            State::Completed(id, validity) => decision = Some((id, validity)),
+            State::FailedBeforeCommit { maybe_sent: sent } => maybe_sent = Some(sent),
+            State::OutcomeUnknown => {}
+        }
+        Self {
+            tenant: record.key.tenant.to_string(),
+            pool: record.key.pool.to_string(),
+            key: record.key.key.to_string(),
+            status: record.state.word(),
+            lease,
+            maybe_sent,
+            decision_id: decision.map(|(id, _)| id.to_string()),
+            validity: decision.map(|(_, validity)| validity_word(validity)),
+            generation: record.generation,
+            generation_id: record.generation_id.0.to_string(),
+            created_at: record.created_at,
+            reserved_at: record.reserved_at,
+            reserved_ago_ms: millis(record.reserved_ago),
+            on_unknown: OnUnknown::word(record.terms.on_unknown),
+        }
+    }
+}
+
+impl Lease {
+    fn new(lease: record::Lease) -> Self {
+        let (state, remaining) = match lease {
+            record::Lease::Held(remaining) => ("held", Some(remaining)),
+            record::Lease::Over => ("over", None),
+            record::Lease::Unbounded => ("unbounded", None),
+        };
+        Self {
+            state,
+            remaining_ms: remaining.map(millis),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Decision {
+    decided_by: String,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339")]
+    expires_at: OffsetDateTime,
+    answer_status: u16,
+    header_names: Vec<String>,
+    /// `null`: the body was not kept.
+    body_bytes: Option<usize>,
+    replayable: bool,
+}
+
+impl Decision {
+    fn new(stored: &StoredDecision) -> Self {
+        let recorded = &stored.recorded;
+        let names = recorded.headers.lines().map(|(name, _)| name.to_string());
+        Self {
+            decided_by: stored.decided_by.clone(),
+            created_at: stored.committed.created_at,
+            expires_at: stored.committed.valid_until,
+            answer_status: recorded.status,
+            header_names: names.collect(),
+            body_bytes: recorded.body.as_ref().map(Bytes::len),
+            replayable: recorded.body.is_some() && stored.valid_for.is_some(),
+        }
+    }
+}
+
+/// What an act did.
+#[derive(Debug, Serialize)]
+pub struct Acted {
+    /// Which act.
+    pub act: &'static str,
+    /// The record's state now; `null`: it is gone.
+    pub status: Option<&'static str>,
+}
+
+/// The body of acts that need nothing else.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reason {
+    /// Why, for the audit log.
+    pub reason: String,
+}
+
+/// The body of a resolution: the answer that the upstream gave, or should have given.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resolution {
+    reason: String,
+    status: u16,
+    #[serde(default)]
+    headers: Vec<HeaderLine>,
+    body: Option<String>,
+    body_base64: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeaderLine {
+    name: String,
+    value: String,
+}
+
+/// An operator's answer, checked.
+#[derive(Debug)]
+pub struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Resolution {
+    /// The reason, and the answer.
+    ///
+    /// # Errors
+    /// What is wrong with the first part that can't be an answer.
+    pub fn into_parts(self) -> Result<(String, Answer), String> {
+        if !(200..=599).contains(&self.status) {
+            return Err("status: 200 to 599".into());
+        }
+        let body = match (self.body, self.body_base64) {
+            (Some(_), Some(_)) => return Err("give `body` or `body_base64`, not both".into()),
+            (Some(text), None) => Bytes::from(text),
+            (None, Some(coded)) => STANDARD
+                .decode(coded)
+                .map_err(|error| format!("body_base64: {error}"))?
+                .into(),
+            (None, None) => Bytes::new(),
+        };
+        if body.len() > ANSWER_BYTES_MAX {
+            return Err(format!(
+                "an answer's body is at most {ANSWER_BYTES_MAX} bytes"
+            ));
+        }
+        // RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5.
+        if matches!(self.status, 204 | 205 | 304) && !body.is_empty() {
+            return Err(format!("an answer with status {} has no body", self.status));
+        }
+        let answer = Answer {
+            status: self.status,
+            headers: header_map(self.headers)?,
+            body,
+        };
+        Ok((self.reason, answer))
+    }
+}
+
+impl Answer {
+    /// As a decision keeps it: framing and what is for one moment only is left out.
+    #[must_use]
+    pub fn recorded(&self) -> Recorded {
+        Recorded::new(
+            self.status,
+            &self.headers,
+            Some(self.body.clone()),
+            None,
+            true,
+        )
+    }
+}
+
+fn header_map(lines: Vec<HeaderLine>) -> Result<HeaderMap, String> {
+    if lines.len() > ANSWER_HEADERS_MAX {
+        return Err(format!("headers: at most {ANSWER_HEADERS_MAX} lines"));
+    }
+    let mut headers = HeaderMap::new();
+    for HeaderLine { name, value } in lines {
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| "headers: a name is not a header name")?;
+        let value = HeaderValue::from_str(&value)
+            .map_err(|_| format!("headers: the value of {name} is not printable ASCII"))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// A reason as the audit log takes it.
+///
+/// # Errors
+/// When it is empty, too long, or holds control characters.
+pub fn reason(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    let length = text.chars().count();
+    if !(1..=REASON_CHARS_MAX).contains(&length) || text.contains(char::is_control) {
+        return Err(format!(
+            "reason: 1 to {REASON_CHARS_MAX} characters, on one line"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+fn validity_word(validity: Validity) -> &'static str {
+    match validity {
+        Validity::Valid(_) => "valid",
+        Validity::Tombstone => "tombstone",
+        Validity::Expired => "expired",
+    }
+}
+
+/// No part of a record's key holds a line break.
+fn write_cursor(key: &RecordKey) -> String {
+    URL_SAFE_NO_PAD.encode(format!("{}\n{}\n{}", key.tenant, key.pool, key.key))
+}
+
+fn read_cursor(cursor: &str) -> Option<RecordKey> {
+    let text = String::from_utf8(URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()?;
+    let mut parts = text.split('\n');
+    let key = super::parse_key(parts.next()?, parts.next()?, parts.next()?)?;
+    parts.next().is_none().then_some(key)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_survives_every_key() {
+        let key = super::super::parse_key("acme p1-00ff", "pay", "a/b %2F \"c\"").unwrap();
+        assert_eq!(read_cursor(&write_cursor(&key)), Some(key));
+        for cursor in ["", "!", "YQ", "YQpiCmMKZA"] {
+            assert_eq!(read_cursor(cursor), None, "{cursor}");
+        }
+    }
+
+    #[test]
+    fn a_reason_is_one_short_line() {
+        assert_eq!(
+            reason("  checked by hand ").as_deref(),
+            Ok("checked by hand")
+        );
+        assert!(reason(&"é".repeat(500)).is_ok());
+        for text in ["", "  ", "a\nb", "a\0", &"é".repeat(501)] {
+            assert!(reason(text).is_err());
+        }
+    }
+
+    #[test]
+    fn an_answer_that_can_not_be_is_refused() {
+        let refused = |json: &str| {
+            let resolution: Resolution = serde_json::from_str(json).unwrap();
+            resolution.into_parts().unwrap_err()
+        };
+        for (json, what) in [
+            (r#"{"reason":"r","status":199}"#, "status: 200 to 599"),
+            (
+                r#"{"reason":"r","status":204,"body":"x"}"#,
+                "an answer with status 204",
+            ),
+            (
+                r#"{"reason":"r","status":200,"body":"x","body_base64":""}"#,
+                "give `body` or",
+            ),
+            (
+                r#"{"reason":"r","status":200,"body_base64":"*"}"#,
+                "body_base64: ",
+            ),
+            (
+                r#"{"reason":"r","status":200,"headers":[{"name":"a b","value":"c"}]}"#,
+                "headers: a name",
+            ),
+            (
+                r#"{"reason":"r","status":200,"headers":[{"name":"a","value":"b\r\nc"}]}"#,
+                "headers: the value of a",
+            ),
+        ] {
+            assert!(refused(json).starts_with(what), "{json}: {}", refused(json));
+        }
+    }
+}

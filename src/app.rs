@@ -1,0 +1,305 @@
+//! The composition root: the only file that names everything.
+//!
+//! [`serve`] opens the store, builds the gate, the proxy and the admin listener on it, binds both
+//! sockets and runs until a signal has ended it all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api::health::Readiness;
+use crate::api::records::{OWNER_MARGIN, OwnerTimes};
+use crate::api::{self, AdminState};
+use crate::config::{Config, Route, StoreConfig};
+use crate::domain::secret::Secrets;
+use crate::ids;
+use crate::lifecycle::{Exit, Shutdown, Signals};
+use crate::proxy::capture::BodyBudget;
+use crate::proxy::forward::Forwarding;
+use crate::proxy::guard::{Guard, GuardParts};
+use crate::proxy::listener::{self, Peer, Tls};
+use crate::proxy::passthrough::{self, Passthrough};
+use crate::proxy::tenant::Tenants;
+use crate::proxy::upstream::Upstreams;
+use crate::proxy::{Body, matching};
+use crate::routing::gate::{Gate, Settings};
+use crate::store::group::{Group, GroupOptions};
+use crate::store::{self, Store};
+use crate::telemetry;
+use crate::upkeep::census::Census;
+use crate::upkeep::driver::{self, Timing};
+use crate::upkeep::retention::Retention;
+use crate::upkeep::sweeper::Sweeper;
+
+/// How often the gauges that need the store are refreshed, and the store's being there is checked.
+const CENSUS_PERIOD: Duration = Duration::from_secs(5);
+/// How long after the last sign of life the store counts as unreachable.
+const STORE_SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long closing the store may take after the drain.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// Batches of one operation that PostgreSQL commits at once.
+const BATCHES_AT_ONCE: usize = 4;
+
+/// A request's way: which route, then guarded or not.
+#[derive(Clone)]
+struct Proxy {
+    routes: Arc<[Route]>,
+    guard: Guard,
+    passthrough: Passthrough,
+}
+
+/// What outlives the drain.
+struct Running {
+    store: Arc<dyn Store>,
+    store_tasks: TaskTracker,
+    group: Group,
+    admin: TaskTracker,
+    admin_stop: CancellationToken,
+}
+
+/// Runs the gateway until it has stopped.
+///
+/// # Errors
+/// When it can't start: the store, a certificate, a port. Each tells what to do.
+pub async fn serve(
+    config: Config,
+    metrics: PrometheusHandle,
+    shutdown: Shutdown,
+) -> anyhow::Result<Exit> {
+    let mut signals = Signals::install().context("signals can't be received")?;
+    let running = tokio::select! {
+        running = start(&config, metrics, &shutdown) => running?,
+        () = signals.next() => return Ok(Exit::Clean),
+    };
+    shutdown.set_ready();
+    let exit = shutdown.run(async || signals.next().await).await;
+    running.close().await;
+    Ok(exit)
+}
+
+impl Running {
+    /// After the drain: what told about it, and what it was written to.
+    async fn close(self) {
+        self.admin_stop.cancel();
+        self.admin.close();
+        self.admin.wait().await;
+        let closing = async {
+            self.group.close().await;
+            self.store.close().await;
+            self.store_tasks.close();
+            self.store_tasks.wait().await;
+        };
+        if tokio::time::timeout(CLOSE_MAX, closing).await.is_err() {
+            tracing::warn!("the store did not close in time; what was sent to it may be done");
+        }
+    }
+}
+
+/// Everything up to the first request.
+async fn start(
+    config: &Config,
+    metrics: PrometheusHandle,
+    shutdown: &Shutdown,
+) -> anyhow::Result<Running> {
+    let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+    let upstreams = Upstreams::new(&config.pools, shutdown.tasks().clone())?;
+    let store_tasks = TaskTracker::new();
+    let store = store::open::open(&config.store, &store_tasks).await?;
+    for warning in store.warnings().await? {
+        tracing::warn!("{warning}");
+    }
+    let secrets = secrets(&*store).await?;
+    let public = bind(config.listen, "listen").await?;
+    let admin = bind(config.admin, "admin").await?;
+    let (listen_addr, admin_addr) = (public.local_addr()?, admin.local_addr()?);
+
+    let group = Group::new(&store, group_options(&config.store));
+    let gate = gate(config, &store, &group, secrets.clone(), shutdown);
+    let census = start_upkeep(&config.store, &store, shutdown);
+    let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let running = Running {
+        store,
+        store_tasks,
+        group,
+        admin: TaskTracker::new(),
+        admin_stop: CancellationToken::new(),
+    };
+    let router = api::router(state);
+    let admin_stop = running.admin_stop.clone();
+    running.admin.spawn(api::serve(admin, router, admin_stop));
+
+    let tasks = shutdown.tasks();
+    tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
+    tasks.spawn(gate.clone().forget_what_others_change());
+    let proxy = proxy(config, gate, upstreams, secrets, shutdown);
+    let (limits, tokens) = (config.limits.clone(), tokens(shutdown));
+    tasks.spawn(async move {
+        let handler = move |request, peer| proxy.clone().answer(request, peer);
+        listener::run(public, tls, &limits, handler, tokens).await;
+    });
+    tracing::info!(listen = %listen_addr, admin = %admin_addr, "listening");
+    Ok(running)
+}
+
+impl Proxy {
+    async fn answer(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let (policy, guarded) = match matching::find(&self.routes, &head) {
+            Ok(matched) => (Arc::clone(&matched.route.policy), matched.guarded),
+            Err(problem) => return passthrough::problem_response(problem),
+        };
+        let request = Request::from_parts(head, body);
+        if guarded {
+            self.guard.handle(&policy, request, peer).await
+        } else {
+            self.passthrough.answer(request, peer, &policy).await
+        }
+    }
+}
+
+async fn secrets(store: &dyn Store) -> anyhow::Result<Secrets> {
+    let mut fresh = [0; 32];
+    getrandom::fill(&mut fresh).context("the system gives no randomness")?;
+    let versions = store.secrets(fresh).await?;
+    Secrets::new(versions).context("the store holds no secret; run `oncegate migrate`")
+}
+
+async fn bind(addr: std::net::SocketAddr, setting: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(addr).await.with_context(|| {
+        format!("{setting}: {addr} can't be listened on; choose another address or port")
+    })
+}
+
+fn group_options(config: &StoreConfig) -> GroupOptions {
+    // SQLite has one writer; PostgreSQL commits several batches at once.
+    let concurrency = if config.url.starts_with("sqlite:") {
+        1
+    } else {
+        BATCHES_AT_ONCE
+    };
+    GroupOptions {
+        concurrency,
+        patience: config.operation_timeout,
+    }
+}
+
+fn gate(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    group: &Group,
+    secrets: Secrets,
+    shutdown: &Shutdown,
+) -> Gate {
+    let limits = &config.limits;
+    let settings = Settings {
+        waiters_per_key_max: limits.waiters_per_key_max,
+        waiters_max: limits.waiters_max,
+        poll_interval: config.store.poll_interval,
+        cache_bytes_max: limits.cache_bytes_max,
+        cache_trust: limits.cache_trust,
+        record_retry: limits.record_retry,
+        record_retry_bytes_max: limits.record_retry_bytes_max,
+    };
+    let (tasks, soft) = (shutdown.tasks().clone(), shutdown.soft().clone());
+    let (store, group) = (Arc::clone(store), group.clone());
+    Gate::new(store, group, secrets, settings, tasks, soft)
+}
+
+fn proxy(
+    config: &Config,
+    gate: Gate,
+    upstreams: Upstreams,
+    secrets: Secrets,
+    shutdown: &Shutdown,
+) -> Proxy {
+    let instance = ids::instance();
+    let forwarding = Arc::new(Forwarding::new(&instance, config.trust_forwarded));
+    let (tasks, hard) = (shutdown.tasks().clone(), shutdown.hard().clone());
+    let passthrough = Passthrough::new(
+        upstreams.clone(),
+        Arc::clone(&forwarding),
+        tasks.clone(),
+        hard.clone(),
+    );
+    let guard = Guard::new(GuardParts {
+        gate,
+        upstreams,
+        forwarding,
+        passthrough: passthrough.clone(),
+        tenants: Tenants::new(config.tenant.clone(), secrets),
+        budget: BodyBudget::new(config.limits.body_bytes_total_max),
+        body_timeout: config.limits.body_timeout,
+        tracker: tasks,
+        cutoff: hard,
+    });
+    Proxy {
+        routes: config.routes.clone().into(),
+        guard,
+        passthrough,
+    }
+}
+
+fn tokens(shutdown: &Shutdown) -> listener::Shutdown {
+    listener::Shutdown {
+        soft: shutdown.soft().clone(),
+        hard: shutdown.hard().clone(),
+    }
+}
+
+fn admin_state(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    gate: &Gate,
+    metrics: PrometheusHandle,
+    census: driver::Handle,
+    shutdown: &Shutdown,
+) -> AdminState {
+    let changed = gate.clone();
+    let lifecycle = shutdown.clone();
+    let readiness = move || {
+        if lifecycle.soft().is_cancelled() {
+            Readiness::Draining
+        } else if !lifecycle.is_ready() {
+            Readiness::Starting
+        } else if !census.succeeded_within(STORE_SILENCE_MAX) {
+            Readiness::StoreUnreachable
+        } else {
+            Readiness::Ready
+        }
+    };
+    AdminState {
+        store: Arc::clone(store),
+        tokens: config.tokens.clone().into(),
+        metrics,
+        readiness: Arc::new(readiness),
+        owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
+        changed: Arc::new(move |key| changed.changed(key)),
+        acts: shutdown.tasks().clone(),
+    }
+}
+
+/// Starts the duties; returns the one whose success tells that the store is there.
+fn start_upkeep(
+    config: &StoreConfig,
+    store: &Arc<dyn Store>,
+    shutdown: &Shutdown,
+) -> driver::Handle {
+    let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let timing = |period| Timing {
+        period,
+        deadline: config.operation_timeout * 2,
+    };
+    let sweeper = Sweeper::new(Arc::clone(store), Box::new(|_| {}));
+    driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
+    let retention = Retention::new(Arc::clone(store));
+    driver::start(retention, timing(config.purge_interval), tasks, soft);
+    let census = Census::new(Arc::clone(store));
+    driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
+}

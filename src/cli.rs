@@ -1,0 +1,115 @@
+//! The command line: from arguments to an exit code.
+//!
+//! Each subcommand is a file with its `Args` and a `run`. What a subcommand prints for people or
+//! scripts goes to standard output, errors and the log to standard error.
+
+mod check;
+mod demo;
+mod flags;
+mod migrate;
+pub mod records;
+mod serve;
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::report::Rejected;
+use crate::lifecycle::{self, Exit};
+
+/// Exit code when the configuration is refused; `EX_CONFIG` of `sysexits.h`.
+pub const EXIT_CONFIG: u8 = 78;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   everything that was begun was finished
+  1   it failed, and standard error tells why
+  2   the command line is wrong
+  3   a shutdown cut off what was not finished in time
+  78  the configuration is wrong, and standard error tells everything that is";
+
+/// An HTTP idempotency gateway: retries of a request get the first answer, and the service behind
+/// it runs once.
+#[derive(Debug, Parser)]
+#[command(name = "oncegate", version, after_help = EXIT_CODES)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway.
+    Serve(serve::Args),
+    /// Try it out: a gateway, a store that is thrown away, and a service that counts.
+    Demo(demo::Args),
+    /// Bring the store's tables up to date.
+    Migrate(migrate::Args),
+    /// Tell what the configuration says, and everything that is wrong with it.
+    Check(check::Args),
+    /// Find, look at and settle records of a running gateway.
+    Records(records::Args),
+}
+
+/// Runs what the command line asks for.
+pub fn run() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Migrate(args) => migrate::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Records(args) => records::run(&args),
+    };
+    done.unwrap_or_else(|error| {
+        if let Some(rejected) = error.downcast_ref::<Rejected>() {
+            eprintln!("{rejected}");
+            return ExitCode::from(EXIT_CONFIG);
+        }
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Runs a future on a runtime of its own, which leaves nothing behind that could delay the exit:
+/// whatever had to be waited for was tracked.
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let done = runtime.block_on(future);
+    runtime.shutdown_background();
+    done
+}
+
+/// Runs a gateway until it has stopped, and tells how.
+fn run_gateway(gateway: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<ExitCode> {
+    let exit = block_on(gateway)?;
+    match exit {
+        Exit::Clean => tracing::info!("stopped; everything that was begun was finished"),
+        Exit::Cut { tasks_left } => tracing::warn!(
+            tasks_left,
+            code = lifecycle::EXIT_CUT,
+            "stopped; what was not finished in time was cut off"
+        ),
+    }
+    Ok(exit.into())
+}
+
+/// Prints for people or scripts. Whoever reads may have gone, as in `oncegate check | head`.
+fn say(text: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

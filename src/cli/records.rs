@@ -1,0 +1,425 @@
+//! `oncegate records`: find, look at and settle records through the admin API of a running
+//! gateway.
+//!
+//! It never opens the store: only a gateway knows who is at work, and a change must reach its
+//! cache. The token comes from a file or the environment, never as an argument that others on the
+//! machine could see.
+
+mod client;
+mod table;
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+pub use table::Paint;
+
+use client::Client;
+
+const EXAMPLES: &str = "\
+Examples:
+  oncegate records find --status outcome_unknown --older-than 10m
+  oncegate records show acme payments order-42
+  oncegate records release acme payments order-42 --reason 'the bank has no such payment'
+  oncegate records resolve acme payments order-42 --reason 'paid, seen in the bank' \\
+      --status 201 --header 'content-type: application/json' --body '{\"id\":7}'
+
+A tenant is written as `find` shows it; one with a principal holds a space and needs quotes.
+
+The token:
+  openssl rand -hex 32 > operator.token
+  printf %s \"$(cat operator.token)\" | sha256sum    # what the gateway's configuration gets
+  export ONCEGATE_TOKEN=\"$(cat operator.token)\"    # or: --token-file operator.token
+
+Exit codes:
+  0  done
+  1  the gateway can't be reached, or something else failed
+  2  wrong usage
+  4  there is no such record, or the token may not see it
+  5  the record's state does not allow it, or not yet
+  6  no token, or one that may not do this
+  7  not confirmed";
+
+/// Find, look at and settle records of a running gateway.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    gateway: Gateway,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Args)]
+struct Gateway {
+    /// Where the gateway's admin listener is.
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "ONCEGATE_ADMIN",
+        default_value = "http://127.0.0.1:9090"
+    )]
+    admin: String,
+    /// A file that holds the token; without it `ONCEGATE_TOKEN` does.
+    #[arg(long, global = true, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Print the API's JSON instead of a table.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// List records, in the order of tenant, pool and key.
+    Find(Find),
+    /// Show one record and its decision, without the body.
+    Show(Which),
+    /// It never happened: the next request with this key runs again.
+    Release(Act),
+    /// It happened: give the answer that every retry gets from now on.
+    Resolve(Resolve),
+    /// Forget a settled record: the next request with this key runs again.
+    Purge(Act),
+}
+
+#[derive(Debug, clap::Args)]
+struct Find {
+    /// Of this tenant and its principals.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Of this pool.
+    #[arg(long)]
+    pool: Option<String>,
+    /// Whose key begins with this.
+    #[arg(long, value_name = "TEXT")]
+    key_prefix: Option<String>,
+    /// In this state.
+    #[arg(long, value_parser = ["pending", "completed", "failed_before_commit", "outcome_unknown"])]
+    status: Option<String>,
+    /// Last claimed at least this long ago, such as `10m` or `2h 30m`.
+    #[arg(long, value_name = "TIME")]
+    older_than: Option<String>,
+    /// At most this many.
+    #[arg(long, default_value_t = 50)]
+    limit: u32,
+    /// Go on where the page before ended.
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// The tenant, as `find` shows it.
+    tenant: String,
+    /// The pool.
+    pool: String,
+    /// The idempotency key, unquoted.
+    key: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Act {
+    #[command(flatten)]
+    which: Which,
+    /// Why, for the audit log.
+    #[arg(long)]
+    reason: String,
+    /// Don't ask. Without a terminal nobody is asked.
+    #[arg(long, short)]
+    yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Resolve {
+    #[command(flatten)]
+    act: Act,
+    /// The answer's status.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(200..600))]
+    status: u16,
+    /// A header line of the answer; may be given again.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header_line)]
+    headers: Vec<(String, String)>,
+    /// The answer's body.
+    #[arg(long, value_name = "TEXT", conflicts_with = "body_file")]
+    body: Option<String>,
+    /// A file that holds the answer's body.
+    #[arg(long, value_name = "FILE")]
+    body_file: Option<PathBuf>,
+}
+
+/// Why the command did not do what it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The gateway can't be reached, or did not answer as it should.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// The gateway refused, and says why.
+    #[error("{detail}")]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// What to do.
+        detail: String,
+    },
+    /// There is no token to show.
+    #[error("no token: set ONCEGATE_TOKEN or use --token-file FILE")]
+    NoToken,
+    /// A file can't be read.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Who was asked did not say yes.
+    #[error("nothing was done")]
+    NotConfirmed,
+    /// The output can't be written.
+    #[error("the output can't be written: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl Failure {
+    /// As the help text lists them.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Refused { status: 400, .. } => 2,
+            Self::Refused { status: 404, .. } => 4,
+            Self::Refused { status: 409, .. } => 5,
+            Self::NoToken
+            | Self::Refused {
+                status: 401 | 403, ..
+            } => 6,
+            Self::NotConfirmed => 7,
+            Self::NoAnswer(_) | Self::Refused { .. } | Self::File { .. } | Self::Output(_) => 1,
+        }
+    }
+}
+
+/// Runs the command with the process's own input and output.
+///
+/// # Errors
+/// When there is no runtime to be had; every other failure is told and becomes an exit code.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let mut out = io::stdout();
+    let paint = Paint::for_terminal(&out);
+    match runtime.block_on(execute(args, &mut out, paint)) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        // Who closed the pipe has seen enough.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            Ok(ExitCode::from(failure.exit_code()))
+        }
+    }
+}
+
+/// Runs the command and writes what it found to `out`.
+///
+/// # Errors
+/// When it was not done; then nothing is on `out`.
+pub async fn execute(
+    args: &Args,
+    out: &mut (dyn Write + Send),
+    paint: Paint,
+) -> Result<(), Failure> {
+    let client = Client::new(&args.gateway.admin, &token(&args.gateway)?)?;
+    let json = args.gateway.json;
+    let answer = match &args.command {
+        Command::Find(find) => client.get(&find.path()).await?,
+        Command::Show(which) => client.get(&which.path("")).await?,
+        Command::Release(act) | Command::Purge(act) => {
+            let deed = Deed::of(&args.command);
+            deed.confirm(&client, act).await?;
+            let body = json!({ "reason": act.reason });
+            client.post(&act.which.path(deed.path), &body).await?
+        }
+        Command::Resolve(resolve) => {
+            let body = resolve.body()?;
+            let deed = Deed::of(&args.command);
+            deed.confirm(&client, &resolve.act).await?;
+            client
+                .post(&resolve.act.which.path(deed.path), &body)
+                .await?
+        }
+    };
+    if json {
+        writeln!(out, "{answer:#}")?;
+        return Ok(());
+    }
+    match &args.command {
+        Command::Find(_) => table::page(out, &answer, paint)?,
+        Command::Show(_) => table::record(out, &answer, paint)?,
+        _ => table::acted(out, &answer, paint)?,
+    }
+    Ok(())
+}
+
+/// Something that can't be taken back.
+struct Deed {
+    path: &'static str,
+    warning: &'static str,
+}
+
+impl Deed {
+    fn of(command: &Command) -> Self {
+        match command {
+            Command::Purge(_) => Self {
+                path: "/purge",
+                warning: "The record and its answer are forgotten; the next request with this key \
+                          runs again.",
+            },
+            Command::Resolve(_) => Self {
+                path: "/resolve",
+                warning: "Every retry gets the answer that you give, and the service is not called \
+                          again.",
+            },
+            _ => Self {
+                path: "/release",
+                warning: "The next request with this key runs again: be sure that the service \
+                          never ran it.",
+            },
+        }
+    }
+
+    /// Shows the record and asks, if there is somebody to ask.
+    async fn confirm(&self, client: &Client, act: &Act) -> Result<(), Failure> {
+        let input = io::stdin();
+        if act.yes || !input.is_terminal() {
+            return Ok(());
+        }
+        let record = client.get(&act.which.path("")).await?;
+        let mut out = io::stderr();
+        let paint = Paint::for_terminal(&out);
+        table::record(&mut out, &record, paint)?;
+        write!(out, "\n{}\nType yes to go on: ", self.warning)?;
+        out.flush()?;
+        let mut line = String::new();
+        input.lock().read_line(&mut line)?;
+        if line.trim() == "yes" {
+            Ok(())
+        } else {
+            Err(Failure::NotConfirmed)
+        }
+    }
+}
+
+impl Find {
+    fn path(&self) -> String {
+        let limit = self.limit.to_string();
+        let parameters = [
+            ("tenant", self.tenant.as_deref()),
+            ("pool", self.pool.as_deref()),
+            ("key_prefix", self.key_prefix.as_deref()),
+            ("status", self.status.as_deref()),
+            ("older_than", self.older_than.as_deref()),
+            ("limit", Some(limit.as_str())),
+            ("cursor", self.cursor.as_deref()),
+        ];
+        let given = parameters.into_iter().filter_map(|(name, value)| {
+            let value = client::encode(value?);
+            Some(format!("{name}={value}"))
+        });
+        format!("/v1/records?{}", given.collect::<Vec<_>>().join("&"))
+    }
+}
+
+impl Which {
+    fn path(&self, act: &str) -> String {
+        let parts = [&self.tenant, &self.pool, &self.key].map(|part| client::encode(part));
+        format!("/v1/records/{}{act}", parts.join("/"))
+    }
+}
+
+impl Resolve {
+    fn body(&self) -> Result<Value, Failure> {
+        let headers = self.headers.iter();
+        let headers: Vec<Value> = headers
+            .map(|(name, value)| json!({ "name": name, "value": value }))
+            .collect();
+        let mut body = Map::new();
+        body.insert("reason".into(), json!(self.act.reason));
+        body.insert("status".into(), json!(self.status));
+        body.insert("headers".into(), json!(headers));
+        if let Some(text) = &self.body {
+            body.insert("body".into(), json!(text));
+        } else if let Some(path) = &self.body_file {
+            let bytes = read(path)?;
+            body.insert("body_base64".into(), json!(STANDARD.encode(bytes)));
+        }
+        Ok(Value::Object(body))
+    }
+}
+
+fn header_line(line: &str) -> Result<(String, String), String> {
+    let (name, value) = line.split_once(':').ok_or("write it as `name: value`")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the command line's environment")]
+fn token(gateway: &Gateway) -> Result<String, Failure> {
+    let text = match &gateway.token_file {
+        Some(path) => String::from_utf8_lossy(&read(path)?).into_owned(),
+        None => std::env::var("ONCEGATE_TOKEN").unwrap_or_default(),
+    };
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(Failure::NoToken);
+    }
+    Ok(token.to_owned())
+}
+
+fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| Failure::File {
+        path: path.clone(),
+        error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Args, clap::Error> {
+        let command = Args::augment_args(clap::Command::new("records"));
+        let matches = command.try_get_matches_from(std::iter::once(&"records").chain(words))?;
+        Args::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::augment_args(clap::Command::new("records")).debug_assert();
+    }
+
+    #[test]
+    fn every_part_of_a_path_is_encoded() {
+        let args = parse(&["show", "acme p1-00ff", "pay", "a/b %?#.."]).unwrap();
+        let Command::Show(which) = args.command else {
+            panic!("{args:?}");
+        };
+        assert_eq!(
+            which.path(""),
+            "/v1/records/acme%20p1-00ff/pay/a%2Fb%20%25%3F%23.."
+        );
+    }
+
+    #[test]
+    fn an_act_needs_a_reason() {
+        assert!(parse(&["purge", "acme", "pay", "k"]).is_err());
+        assert!(parse(&["purge", "acme", "pay", "k", "--reason", "r"]).is_ok());
+    }
+}

@@ -1,0 +1,237 @@
+//! Records for people: columns that line up, and colours on a terminal.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Failure;
+
+/// Whether there are colours.
+#[derive(Clone, Copy, Debug)]
+pub struct Paint(bool);
+
+impl Paint {
+    /// No colours.
+    pub const PLAIN: Self = Self(false);
+
+    /// Colours on a terminal, unless `NO_COLOR` is set.
+    #[expect(clippy::disallowed_methods, reason = "the command line's environment")]
+    pub fn for_terminal(out: &impl IsTerminal) -> Self {
+        let unwanted = std::env::var("NO_COLOR").is_ok_and(|value| !value.is_empty());
+        Self(out.is_terminal() && !unwanted)
+    }
+
+    /// `text` in the colour of a record's state.
+    fn state(self, word: &str, text: &str) -> String {
+        let colour = match word {
+            "completed" => "32",
+            "pending" => "36",
+            "failed_before_commit" => "33",
+            "outcome_unknown" => "1;31",
+            _ => return text.to_owned(),
+        };
+        self.with(colour, text)
+    }
+
+    fn faint(self, text: &str) -> String {
+        self.with("2", text)
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        if self.0 {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Page {
+    records: Vec<Record>,
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Record {
+    tenant: String,
+    pool: String,
+    key: String,
+    status: String,
+    lease: Option<Lease>,
+    maybe_sent: Option<bool>,
+    decision_id: Option<String>,
+    validity: Option<String>,
+    generation: i64,
+    created_at: String,
+    reserved_at: String,
+    reserved_ago_ms: u64,
+    on_unknown: String,
+    answer_status: Option<u16>,
+    decision: Option<Decision>,
+}
+
+#[derive(Deserialize)]
+struct Lease {
+    state: String,
+    remaining_ms: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Decision {
+    decided_by: String,
+    created_at: String,
+    expires_at: String,
+    answer_status: u16,
+    header_names: Vec<String>,
+    body_bytes: Option<u64>,
+    replayable: bool,
+}
+
+#[derive(Deserialize)]
+struct Acted {
+    act: String,
+    status: Option<String>,
+}
+
+/// A page of records, one a line.
+pub(super) fn page(out: &mut dyn Write, answer: &Value, paint: Paint) -> Result<(), Failure> {
+    let page: Page = read(answer)?;
+    if page.records.is_empty() {
+        writeln!(out, "No record matches.")?;
+        return Ok(());
+    }
+    let mut rows = vec![["STATUS", "TENANT", "POOL", "KEY", "CLAIMED", "MORE"].map(String::from)];
+    rows.extend(page.records.iter().map(row));
+    let widths: [usize; 6] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
+    for (line, row) in rows.iter().enumerate() {
+        let mut cells = Vec::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let padded = format!("{cell:width$}");
+            cells.push(match (line, cells.len()) {
+                (0, _) => paint.faint(&padded),
+                (_, 0) => paint.state(cell, &padded),
+                _ => padded,
+            });
+        }
+        writeln!(out, "{}", cells.join("  ").trim_end())?;
+    }
+    if let Some(next) = page.next {
+        let hint = format!("More: repeat with --cursor {next}");
+        writeln!(out, "{}", paint.faint(&hint))?;
+    }
+    Ok(())
+}
+
+/// One record, one fact a line.
+pub(super) fn record(out: &mut dyn Write, answer: &Value, paint: Paint) -> Result<(), Failure> {
+    let record: Record = read(answer)?;
+    let mut status = paint.state(&record.status, &plain(&record.status));
+    let more = more(&record);
+    if !more.is_empty() {
+        status = format!("{status} ({more})");
+    }
+    let mut facts = vec![
+        ("tenant", plain(&record.tenant)),
+        ("pool", plain(&record.pool)),
+        ("key", plain(&record.key)),
+        ("status", status),
+        ("generation", record.generation.to_string()),
+        ("created", record.created_at.clone()),
+        (
+            "claimed",
+            format!("{} ({})", record.reserved_at, ago(record.reserved_ago_ms)),
+        ),
+        ("on unknown", record.on_unknown.clone()),
+    ];
+    if let Some(id) = &record.decision_id {
+        facts.push(("decision", id.clone()));
+    }
+    if let Some(decision) = &record.decision {
+        let body = decision.body_bytes.map(|bytes| format!("{bytes} bytes"));
+        let replay = if decision.replayable { "yes" } else { "no" };
+        facts.extend([
+            ("decided by", plain(&decision.decided_by)),
+            ("committed", decision.created_at.clone()),
+            ("expires", decision.expires_at.clone()),
+            ("answer", decision.answer_status.to_string()),
+            ("headers", plain(&decision.header_names.join(", "))),
+            ("body", body.unwrap_or_else(|| "not kept".into())),
+            ("replayable", replay.into()),
+        ]);
+    }
+    for (name, value) in facts {
+        writeln!(out, "{} {value}", paint.faint(&format!("{name:11}")))?;
+    }
+    Ok(())
+}
+
+/// What an act did.
+pub(super) fn acted(out: &mut dyn Write, answer: &Value, paint: Paint) -> Result<(), Failure> {
+    let acted: Acted = read(answer)?;
+    let act = plain(&acted.act);
+    match acted.status {
+        Some(status) => {
+            let status = paint.state(&status, &plain(&status));
+            writeln!(out, "Done ({act}): the record is {status} now.")?;
+        }
+        None => writeln!(out, "Done ({act}): the record is gone.")?,
+    }
+    Ok(())
+}
+
+fn row(record: &Record) -> [String; 6] {
+    [
+        plain(&record.status),
+        plain(&record.tenant),
+        plain(&record.pool),
+        plain(&record.key),
+        ago(record.reserved_ago_ms),
+        more(record),
+    ]
+}
+
+/// What a state's word leaves open.
+fn more(record: &Record) -> String {
+    let mut parts = Vec::new();
+    if let Some(lease) = &record.lease {
+        parts.push(match lease.remaining_ms {
+            Some(remaining) => format!("owner at work, lease {remaining} ms"),
+            None => format!("lease {}", plain(&lease.state)),
+        });
+    }
+    if record.maybe_sent == Some(true) {
+        parts.push("may have been sent".into());
+    }
+    if let Some(status) = record.answer_status {
+        parts.push(format!("answered {status}"));
+    }
+    if let Some(validity) = &record.validity {
+        parts.push(plain(validity));
+    }
+    parts.join(", ")
+}
+
+/// The two largest units: `3h 20m ago`.
+fn ago(millis: u64) -> String {
+    let whole = Duration::from_secs(millis / 1000);
+    let text = humantime::format_duration(whole).to_string();
+    let units: Vec<&str> = text.split(' ').take(2).collect();
+    format!("{} ago", units.join(" "))
+}
+
+/// Without what could steer a terminal.
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
+fn read<T: for<'a> Deserialize<'a>>(answer: &Value) -> Result<T, Failure> {
+    T::deserialize(answer).map_err(|error| {
+        Failure::NoAnswer(format!(
+            "the gateway answers in a form that this version can't read: {error}"
+        ))
+    })
+}

@@ -1,0 +1,422 @@
+//! The guarded request, phase by phase: key, tenant, body, fingerprint, gate, then either an
+//! answer or the ownership of the call.
+//!
+//! From the gate on everything runs in a task of its own that a client's disconnect can't cancel;
+//! the connection only listens for the answer. Nothing of an upstream's answer leaves before its
+//! decision is committed, unless the store is gone.
+
+mod owner;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Body;
+use super::answer::{Answer, Asker, Status};
+use super::capture::{self, BodyBudget, Captured};
+use super::forward::{self, Forwarding};
+use super::listener::Peer;
+use super::matching;
+use super::passthrough::Passthrough;
+use super::tenant::{Scopes, Tenants};
+use super::upstream::Upstreams;
+use crate::domain::fingerprint::{RequestDigest, RequestParts};
+use crate::domain::key::{IdempotencyKey, KeyError};
+use crate::domain::policy::{KeySource, Policy};
+use crate::domain::scope::RecordKey;
+use crate::problem::{Kind, Problem};
+use crate::routing::gate::{Admission, Ask, Denial, Gate};
+use crate::routing::settle::Outcome;
+use crate::telemetry::metric;
+
+/// How often a permit whose lease ended before anything was sent is exchanged for a new one.
+const PERMITS_MAX: usize = 3;
+
+/// Everything that guarding needs; cheap to clone.
+#[derive(Clone)]
+pub struct Guard(Arc<Inner>);
+
+struct Inner {
+    gate: Gate,
+    upstreams: Upstreams,
+    forwarding: Arc<Forwarding>,
+    passthrough: Passthrough,
+    tenants: Tenants,
+    budget: BodyBudget,
+    body_timeout: Duration,
+    tracker: TaskTracker,
+    /// Cancelled when a shutdown's time is nearly over: owners must settle now.
+    cutoff: CancellationToken,
+}
+
+/// What a guard is made from.
+pub struct GuardParts {
+    /// Decides.
+    pub gate: Gate,
+    /// Calls.
+    pub upstreams: Upstreams,
+    /// Changes headers between the hops.
+    pub forwarding: Arc<Forwarding>,
+    /// Forwards what opts out.
+    pub passthrough: Passthrough,
+    /// Tells whose a request is.
+    pub tenants: Tenants,
+    /// Room for request bodies.
+    pub budget: BodyBudget,
+    /// How long a client may take to send a body.
+    pub body_timeout: Duration,
+    /// Waits for tasks at shutdown.
+    pub tracker: TaskTracker,
+    /// Cancelled when owners must settle.
+    pub cutoff: CancellationToken,
+}
+
+/// A guarded request that can be sent, and sent again by the next owner.
+struct Guarded {
+    ask: Ask,
+    parts: Parts,
+    authority: Option<Authority>,
+    body: Captured,
+    peer: Peer,
+    asker: Asker,
+}
+
+impl Guard {
+    /// Puts it together.
+    #[must_use]
+    pub fn new(parts: GuardParts) -> Self {
+        Self(Arc::new(Inner {
+            gate: parts.gate,
+            upstreams: parts.upstreams,
+            forwarding: parts.forwarding,
+            passthrough: parts.passthrough,
+            tenants: parts.tenants,
+            budget: parts.budget,
+            body_timeout: parts.body_timeout,
+            tracker: parts.tracker,
+            cutoff: parts.cutoff,
+        }))
+    }
+
+    /// Answers a request that a route guards.
+    pub async fn handle(
+        &self,
+        policy: &Arc<Policy>,
+        request: Request<Incoming>,
+        peer: Peer,
+    ) -> Response<Body> {
+        let began = Instant::now();
+        let asker = Asker::of(request.headers());
+        let gone = CancellationToken::new();
+        // Dropped when the client goes away.
+        let _present = gone.clone().drop_guard();
+        let answer = match self.prepare(policy, request, peer, &asker, gone).await {
+            Ok(Prepared::Guarded(guarded)) => self.detach(*guarded, began).await,
+            Ok(Prepared::OptedOut(response)) => return response,
+            Err(refused) => {
+                LogLine::default().write(policy, &refused, began);
+                refused
+            }
+        };
+        answer.finish(&asker)
+    }
+
+    /// Everything before the record is looked up: key, tenant, size, fingerprint, in this order.
+    async fn prepare(
+        &self,
+        policy: &Arc<Policy>,
+        request: Request<Incoming>,
+        peer: Peer,
+        asker: &Asker,
+        gone: CancellationToken,
+    ) -> Result<Prepared, Answer> {
+        let mut key = match &policy.key_source {
+            KeySource::Header(name) => {
+                let lines = request.headers().get_all(name).iter();
+                let lines = lines.map(HeaderValue::as_bytes);
+                let key = IdempotencyKey::from_header_lines(lines).map_err(key_invalid)?;
+                if key.is_none() {
+                    return self.opted_out(policy, request, peer).await;
+                }
+                key
+            }
+            KeySource::Body(_) => None,
+        };
+        let guarded_names = self.guarded_names(policy);
+        if let Some(name) = forward::nominates_protected(request.headers(), &guarded_names) {
+            return Err(request_invalid(format!(
+                "Connection names {name}, which must reach the service. Send it without."
+            )));
+        }
+        if self.0.forwarding.is_loop(request.headers()) {
+            return Err(refused(forward::loop_problem()));
+        }
+        let scopes = self.0.tenants.scopes(request.headers());
+        let scopes = scopes.ok_or_else(tenant_missing)?;
+        let (parts, body) = request.into_parts();
+        let authority = matching::authority(parts.version, &parts.uri, &parts.headers)
+            .map_err(|error| request_invalid(error.to_string()))?;
+        let limit = policy.body_bytes_max;
+        let body = capture::capture(body, limit, &self.0.budget, self.0.body_timeout)
+            .await
+            .map_err(|error| refused(error.problem()))?;
+        if let KeySource::Body(pointer) = &policy.key_source {
+            key = body_key(&body, pointer).map_err(key_invalid)?;
+            if key.is_none() && policy.required {
+                return Err(key_missing());
+            }
+        }
+        let Some(key) = key else {
+            let request = Request::from_parts(parts, body.bytes().clone());
+            let response = self
+                .0
+                .passthrough
+                .answer_whole(request, &peer, policy)
+                .await;
+            return Ok(Prepared::OptedOut(response));
+        };
+        let ask = ask(policy, &scopes, &key, &parts, &body, gone);
+        Ok(Prepared::Guarded(Box::new(Guarded {
+            ask,
+            parts,
+            authority,
+            body,
+            peer,
+            asker: asker.clone(),
+        })))
+    }
+
+    /// No key: as fresh, unless the route requires one.
+    async fn opted_out(
+        &self,
+        policy: &Arc<Policy>,
+        request: Request<Incoming>,
+        peer: Peer,
+    ) -> Result<Prepared, Answer> {
+        if policy.required {
+            return Err(key_missing());
+        }
+        let response = self.0.passthrough.answer(request, peer, policy).await;
+        Ok(Prepared::OptedOut(response))
+    }
+
+    fn guarded_names(&self, policy: &Policy) -> Vec<http::HeaderName> {
+        let key_header = match &policy.key_source {
+            KeySource::Header(name) => Some(name.clone()),
+            KeySource::Body(_) => None,
+        };
+        let tenant_header = self.0.tenants.header().cloned();
+        key_header.into_iter().chain(tenant_header).collect()
+    }
+
+    /// Runs the rest in a task of its own and waits for the answer.
+    async fn detach(&self, guarded: Guarded, began: Instant) -> Answer {
+        let lease = guarded.ask.policy.lease;
+        let (sender, answer) = oneshot::channel();
+        let reply = Reply {
+            sender,
+            line: LogLine::of(&guarded),
+            policy: Arc::clone(&guarded.ask.policy),
+            began,
+        };
+        let guard = self.clone();
+        self.0.tracker.spawn(Box::pin(guard.run(guarded, reply)));
+        // The task always replies, unless the process is being torn down.
+        let torn_down = |_| Answer::denied(Denial::InProgress(lease), lease);
+        answer.await.unwrap_or_else(torn_down)
+    }
+
+    async fn run(self, guarded: Guarded, reply: Reply) {
+        let lease = guarded.ask.policy.lease;
+        for _ in 0..PERMITS_MAX {
+            let answer = match self.0.gate.admit(&guarded.ask).await {
+                Admission::Execute(permit) if permit.may_send() => {
+                    return self.own(*permit, guarded, reply).await;
+                }
+                // The claim took longer than its lease: give it back and claim again.
+                Admission::Execute(permit) => {
+                    self.0.gate.settle(*permit, Outcome::NotSent).await;
+                    continue;
+                }
+                Admission::Replay { decided, waited } => {
+                    Answer::replayed(&decided, waited, &guarded.asker).await
+                }
+                Admission::Refuse(denial) => Answer::denied(denial, lease),
+                Admission::Bypass => self.bypass(&guarded).await,
+            };
+            return reply.send(answer);
+        }
+        reply.send(Answer::denied(Denial::Contended, lease));
+    }
+
+    /// The store is down and the route says `pass`.
+    async fn bypass(&self, guarded: &Guarded) -> Answer {
+        let request = Request::from_parts(guarded.parts.clone(), guarded.body.bytes().clone());
+        let policy = &guarded.ask.policy;
+        let passthrough = &self.0.passthrough;
+        let response = passthrough
+            .answer_whole(request, &guarded.peer, policy)
+            .await;
+        let (parts, body) = response.into_parts();
+        Answer::executed(parts, body, Status::Bypassed, None)
+    }
+}
+
+/// The way back to the client, and the one log line about what it was told.
+struct Reply {
+    sender: oneshot::Sender<Answer>,
+    line: LogLine,
+    policy: Arc<Policy>,
+    began: Instant,
+}
+
+impl Reply {
+    /// Sends the answer. The client may be gone; what its answer was is told all the same.
+    fn send(self, answer: Answer) {
+        self.line.write(&self.policy, &answer, self.began);
+        let _ = self.sender.send(answer);
+    }
+}
+
+enum Prepared {
+    Guarded(Box<Guarded>),
+    OptedOut(Response<Body>),
+}
+
+fn ask(
+    policy: &Arc<Policy>,
+    scopes: &Scopes,
+    key: &IdempotencyKey,
+    parts: &Parts,
+    body: &Captured,
+    gone: CancellationToken,
+) -> Ask {
+    let record = |tenant: &crate::domain::scope::TenantScope| RecordKey {
+        tenant: tenant.clone(),
+        pool: policy.pool.clone(),
+        key: key.clone(),
+    };
+    let header = |name| parts.headers.get(name).map(HeaderValue::as_bytes);
+    let request = RequestParts {
+        method: parts.method.as_str(),
+        path: parts.uri.path(),
+        query: parts.uri.query(),
+        content_type: header(http::header::CONTENT_TYPE),
+        content_encoding: header(http::header::CONTENT_ENCODING),
+        body: body.bytes(),
+    };
+    Ask {
+        key: record(&scopes.current),
+        older: scopes.older.iter().map(record).collect(),
+        digest: RequestDigest::of(&request, &policy.fingerprint),
+        policy: Arc::clone(policy),
+        wait_until: Instant::now() + wait(&parts.headers, policy.wait),
+        gone,
+    }
+}
+
+/// The route's wait, or less if the client says so (`Prefer: wait=N`, RFC 7240 section 4.3).
+fn wait(headers: &HeaderMap, most: Duration) -> Duration {
+    let preferred = headers
+        .get_all("prefer")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split([',', ';']))
+        .filter_map(|preference| preference.split_once('='))
+        .filter(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
+        .find_map(|(_, seconds)| seconds.trim().trim_matches('"').parse().ok());
+    preferred.map_or(most, |seconds| most.min(Duration::from_secs(seconds)))
+}
+
+/// The key that stands in a JSON body. A body that is not JSON has none.
+fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, KeyError> {
+    let Ok(document) = serde_json::from_slice::<serde_json::Value>(body.bytes()) else {
+        return Ok(None);
+    };
+    match document.pointer(pointer) {
+        None | Some(serde_json::Value::Null) => Ok(None),
+        Some(serde_json::Value::String(text)) => IdempotencyKey::from_text(text),
+        Some(serde_json::Value::Number(number)) => IdempotencyKey::from_text(&number.to_string()),
+        Some(_) => Err(KeyError::Malformed),
+    }
+}
+
+fn key_invalid(error: KeyError) -> Answer {
+    refused(Problem::new(
+        Kind::KeyInvalid,
+        format!("Nothing was sent: {error}."),
+    ))
+}
+
+fn key_missing() -> Answer {
+    refused(Problem::new(
+        Kind::KeyMissing,
+        "This route requires a key. Send Idempotency-Key with a value that is new for each \
+         operation and the same for its retries.",
+    ))
+}
+
+fn tenant_missing() -> Answer {
+    refused(Problem::new(
+        Kind::TenantMissing,
+        "The request does not say whose it is, exactly once and in a valid form. Send the \
+         credential or header that this gateway takes the tenant from.",
+    ))
+}
+
+fn request_invalid(detail: String) -> Answer {
+    refused(Problem::new(Kind::RequestInvalid, detail))
+}
+
+fn refused(problem: Problem) -> Answer {
+    Answer::problem(problem, Status::Refused)
+}
+
+/// What the one log line of a guarded request tells.
+#[derive(Default)]
+struct LogLine {
+    method: String,
+    path: String,
+    tenant: String,
+    key: String,
+}
+
+impl LogLine {
+    fn of(guarded: &Guarded) -> Self {
+        Self {
+            method: guarded.parts.method.to_string(),
+            path: guarded.parts.uri.path().to_owned(),
+            tenant: guarded.ask.key.tenant.to_string(),
+            key: guarded.ask.key.key.to_string(),
+        }
+    }
+
+    fn write(&self, policy: &Policy, answer: &Answer, began: Instant) {
+        let (pool, status) = (policy.pool.as_str().to_owned(), answer.status.word());
+        metrics::counter!(metric::GUARDED_REQUESTS, "pool" => pool, "status" => status)
+            .increment(1);
+        let decision = answer
+            .committed
+            .map(|committed| committed.decision_id.to_string());
+        tracing::info!(
+            pool = %policy.pool,
+            tenant = %self.tenant,
+            key = %self.key,
+            method = %self.method,
+            path = %self.path,
+            status = answer.response.status().as_u16(),
+            idempotency = answer.status.word(),
+            decision,
+            elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "guarded request"
+        );
+    }
+}

@@ -1,0 +1,278 @@
+//! The owner of a call: sends, listens, settles, answers, in this order, whatever the client does.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{HeaderName, HeaderValue, Request, response};
+use http_body::Frame;
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::super::Body;
+use super::super::answer::{Answer, Status, full};
+use super::super::exchange::{self, Exchange};
+use super::super::upstream::{SendError, SendErrorKind, SendProgress, Sent};
+use super::{Guard, Guarded, Reply};
+use crate::domain::message::Recorded;
+use crate::domain::policy::{ForwardKey, KeySource, Policy};
+use crate::problem::{Kind, Problem};
+use crate::routing::permit::Permit;
+use crate::routing::settle::{Outcome, Settled};
+use crate::telemetry::metric;
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// What a client is asked to wait after nothing could be sent.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// An answer on its way to its client, and what its record is to be told.
+struct Conclusion {
+    outcome: Outcome,
+    answer: Draft,
+}
+
+/// What the client will get once the record is settled.
+enum Draft {
+    /// The upstream's answer.
+    Upstream(Box<response::Parts>, Body),
+    /// The gateway's own words.
+    Problem(Problem, Status),
+}
+
+impl Guard {
+    /// Calls the upstream under `permit`, settles and replies.
+    pub(super) async fn own(&self, permit: Permit, guarded: Guarded, reply: Reply) {
+        let policy = guarded.ask.policy.clone();
+        let lease = permit.lease_clock();
+        let progress = SendProgress::only_if(move || lease.holds());
+        let request = self.outgoing(&permit, &guarded);
+        let began = Instant::now();
+        let limit = policy.store_body_bytes_max;
+        let exchange = {
+            let call = exchange::call(&self.0.upstreams, &policy.pool, request, &progress, limit);
+            tokio::pin!(call);
+            let exchange = self.listen(&permit, call.as_mut(), policy.timeout).await;
+            let lingers = !policy.linger.is_zero() && !self.0.cutoff.is_cancelled();
+            if exchange.is_none() && progress.abandon() == Sent::Maybe && lingers {
+                reply.send(Answer::problem(timed_out(), Status::Unknown));
+                let late = self.listen(&permit, call, policy.linger).await;
+                return self.settle_late(permit, &guarded, late, began).await;
+            }
+            exchange
+        };
+        let exchange = exchange.unwrap_or_else(|| unanswered(&progress));
+        observe(&policy, &exchange, began);
+        let conclusion = conclude(&guarded, exchange);
+        let answer = self.settle(permit, conclusion, &guarded).await;
+        reply.send(answer);
+    }
+
+    /// Listens for the answer with heartbeats beside, for at most `limit` and not beyond the
+    /// shutdown's cut-off.
+    async fn listen(
+        &self,
+        permit: &Permit,
+        call: Pin<&mut impl Future<Output = Exchange>>,
+        limit: Duration,
+    ) -> Option<Exchange> {
+        tokio::select! {
+            biased;
+            exchange = call => Some(exchange),
+            () = tokio::time::sleep(limit) => None,
+            () = self.0.cutoff.cancelled() => None,
+            () = self.0.gate.keep_alive(permit) => None,
+        }
+    }
+
+    /// The client has its 504 already; only the record is still to be told.
+    async fn settle_late(
+        &self,
+        permit: Permit,
+        guarded: &Guarded,
+        late: Option<Exchange>,
+        began: Instant,
+    ) {
+        let exchange = late.unwrap_or_else(|| Exchange::Broken {
+            cause: "no answer came while the owner lingered".into(),
+            status: None,
+        });
+        observe(&guarded.ask.policy, &exchange, began);
+        let conclusion = conclude(guarded, exchange);
+        self.0.gate.settle(permit, conclusion.outcome).await;
+    }
+
+    async fn settle(&self, permit: Permit, conclusion: Conclusion, guarded: &Guarded) -> Answer {
+        let settled = self.0.gate.settle(permit, conclusion.outcome).await;
+        let lease = guarded.ask.policy.lease;
+        match (settled, conclusion.answer) {
+            (Settled::Superseded(decided), Draft::Upstream(..)) => {
+                Answer::replayed(&decided, true, &guarded.asker).await
+            }
+            (Settled::Refused(denial), Draft::Upstream(..)) => Answer::denied(denial, lease),
+            (settled, Draft::Upstream(parts, body)) => {
+                let (status, committed) = match settled {
+                    Settled::Committed(decided) => (Status::Executed, Some(decided.committed)),
+                    Settled::Unrecorded => (Status::Unrecorded, None),
+                    _ => (Status::Executed, None),
+                };
+                Answer::executed(*parts, body, status, committed)
+            }
+            (_, Draft::Problem(problem, status)) => Answer::problem(problem, status),
+        }
+    }
+
+    /// The request as the upstream gets it.
+    fn outgoing(&self, permit: &Permit, guarded: &Guarded) -> Request<Bytes> {
+        let policy = &guarded.ask.policy;
+        let head = guarded.parts.clone();
+        let authority = guarded.authority.as_ref();
+        let mut parts = self.0.forwarding.request(head, authority, &guarded.peer);
+        let headers = &mut parts.headers;
+        match policy.forward_key {
+            ForwardKey::None => {
+                headers.remove(IDEMPOTENCY_KEY);
+            }
+            ForwardKey::Derived => {
+                let secrets = self.0.gate.secrets();
+                let id = secrets.forward_key(permit.key(), permit.generation_id());
+                headers.insert(IDEMPOTENCY_KEY, uuid_value(id));
+            }
+            ForwardKey::Verbatim if policy.key_source == KeySource::Header(IDEMPOTENCY_KEY) => {}
+            ForwardKey::Verbatim => {
+                if let Ok(value) = HeaderValue::from_str(permit.key().key.as_str()) {
+                    headers.insert(IDEMPOTENCY_KEY, value);
+                }
+            }
+        }
+        Request::from_parts(parts, guarded.body.bytes().clone())
+    }
+}
+
+/// The time was over before a whole answer was there.
+fn unanswered(progress: &SendProgress) -> Exchange {
+    match progress.abandon() {
+        Sent::No => Exchange::NotSent(SendError::unsent(SendErrorKind::Abandoned)),
+        Sent::Maybe => Exchange::Broken {
+            cause: Box::new(TimedOut),
+            status: None,
+        },
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("no whole answer came in time")]
+struct TimedOut;
+
+fn conclude(guarded: &Guarded, exchange: Exchange) -> Conclusion {
+    let policy = &guarded.ask.policy;
+    match exchange {
+        Exchange::NotSent(error) => Conclusion {
+            outcome: Outcome::NotSent,
+            answer: Draft::Problem(not_sent(&error), Status::Refused),
+        },
+        Exchange::Broken { cause, status } => {
+            tracing::warn!(
+                pool = %policy.pool,
+                upstream_status = status.map(|status| status.as_u16()),
+                error = &*cause as &dyn std::error::Error,
+                "nobody knows whether the upstream ran a request"
+            );
+            let mut problem = if cause.is::<TimedOut>() {
+                timed_out()
+            } else {
+                broken()
+            };
+            if let Some(status) = status {
+                problem = problem.member("upstream_status", status.as_u16());
+            }
+            Conclusion {
+                outcome: Outcome::Unknown,
+                answer: Draft::Problem(problem, Status::Unknown),
+            }
+        }
+        Exchange::Whole(parts, bytes) => {
+            let outcome = outcome(guarded, &parts, Some(&bytes));
+            Conclusion {
+                outcome,
+                answer: Draft::Upstream(Box::new(parts), full(bytes)),
+            }
+        }
+        Exchange::Unkept(parts, begun, rest) => {
+            let outcome = outcome(guarded, &parts, None);
+            Conclusion {
+                outcome,
+                answer: Draft::Upstream(Box::new(parts), continued(begun, rest)),
+            }
+        }
+    }
+}
+
+fn outcome(guarded: &Guarded, parts: &response::Parts, body: Option<&Bytes>) -> Outcome {
+    let policy = &guarded.ask.policy;
+    let status = parts.status.as_u16();
+    if policy.releases(status) {
+        return Outcome::Released;
+    }
+    Outcome::Answered(Recorded::new(
+        status,
+        &parts.headers,
+        body.cloned(),
+        guarded.asker.origin(),
+        policy.store_set_cookie,
+    ))
+}
+
+/// What was read already, then the rest as it comes.
+fn continued(begun: Bytes, rest: Body) -> Body {
+    let begun = stream::iter((!begun.is_empty()).then(|| Ok(Frame::data(begun))));
+    StreamBody::new(begun.chain(BodyStream::new(rest))).boxed_unsync()
+}
+
+fn observe(policy: &Policy, exchange: &Exchange, began: Instant) {
+    let outcome = match exchange {
+        Exchange::NotSent(_) => "not_sent",
+        Exchange::Broken { .. } => "unknown",
+        Exchange::Whole(..) | Exchange::Unkept(..) => "answered",
+    };
+    let pool = policy.pool.as_str().to_owned();
+    metrics::counter!(metric::UPSTREAM_CALLS, "pool" => pool.clone(), "outcome" => outcome)
+        .increment(1);
+    metrics::histogram!(metric::UPSTREAM_SECONDS, "pool" => pool).record(began.elapsed());
+}
+
+/// Nothing reached the upstream: what kept it.
+fn not_sent(error: &SendError) -> Problem {
+    let kind = match error.kind {
+        SendErrorKind::ConnectTimeout | SendErrorKind::Abandoned => Kind::UpstreamTimeout,
+        SendErrorKind::NoRoom | SendErrorKind::NoTarget => Kind::UpstreamUnavailable,
+        _ => Kind::UpstreamUnreachable,
+    };
+    tracing::warn!(
+        error = error as &dyn std::error::Error,
+        "nothing could be sent upstream"
+    );
+    Problem::new(
+        kind,
+        "Nothing was sent to the service. Try again later with the same key.",
+    )
+    .retry_after(RETRY_AFTER)
+}
+
+fn timed_out() -> Problem {
+    Problem::new(Kind::OutcomeUnknownTimeout, UNKNOWN_DETAIL)
+}
+
+fn broken() -> Problem {
+    Problem::new(Kind::OutcomeUnknownBroken, UNKNOWN_DETAIL)
+}
+
+const UNKNOWN_DETAIL: &str = "The request was sent and no whole answer came back: the service may \
+    have carried it out. Ask again with the same key; it will not be sent twice unless the route \
+    says that this is safe.";
+
+fn uuid_value(id: Uuid) -> HeaderValue {
+    // A UUID's text is visible ASCII.
+    HeaderValue::from_str(&id.to_string()).unwrap_or(HeaderValue::from_static(""))
+}

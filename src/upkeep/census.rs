@@ -1,0 +1,44 @@
+//! The census: the figures that only the store knows, as gauges.
+//!
+//! All gateways of one store tell the same figures; a dashboard takes their maximum. After a
+//! failed round the gauges keep their last value: the counter of failed rounds tells.
+
+use std::sync::Arc;
+
+use crate::store::{Store, StoreError};
+use crate::telemetry::metric;
+
+use super::driver::{Report, Worker};
+
+/// The duty.
+pub struct Census {
+    store: Arc<dyn Store>,
+}
+
+impl Census {
+    /// Counts this store.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store }
+    }
+}
+
+impl Worker for Census {
+    fn name(&self) -> &'static str {
+        "census"
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a gauge is a float; counts stay far below 2^52"
+    )]
+    async fn run_once(&self) -> Result<Report, StoreError> {
+        let census = self.store.census().await?;
+        let oldest = census.oldest_pending.unwrap_or_default();
+        metrics::gauge!(metric::UNKNOWN_RECORDS).set(census.unknown as f64);
+        metrics::gauge!(metric::OLDEST_PENDING_SECONDS).set(oldest.as_secs_f64());
+        Ok(Report {
+            rows: census.unknown,
+            full: false,
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! The sweeper: owners whose lease is over lose their record, by what the row itself says.
+//!
+//! It knows no route and no configuration: the store judges the lease by its own clock, guards
+//! the move by token and lease, and goes where the row's stamped terms say. A waiter that meets
+//! such a row moves it by itself; the sweeper is for the rows that nobody asks for.
+
+use std::sync::Arc;
+
+use crate::domain::record::State;
+use crate::store::{Store, StoreError, Swept};
+use crate::telemetry::metric;
+
+use super::driver::{Report, Worker};
+
+/// Rows that one round moves at most, oldest claim first.
+pub const SWEEP_ROWS_MAX: u32 = 500;
+
+/// Called after a round that moved rows.
+pub type Moved = Box<dyn Fn(Swept) + Send + Sync>;
+
+/// The duty.
+pub struct Sweeper {
+    store: Arc<dyn Store>,
+    moved: Moved,
+}
+
+impl Sweeper {
+    /// Sweeps this store. `moved` may wake local waiters early; they find out by themselves at
+    /// their next poll.
+    pub fn new(store: Arc<dyn Store>, moved: Moved) -> Self {
+        Self { store, moved }
+    }
+}
+
+impl Worker for Sweeper {
+    fn name(&self) -> &'static str {
+        "sweeper"
+    }
+
+    async fn run_once(&self) -> Result<Report, StoreError> {
+        let swept = self.store.sweep(SWEEP_ROWS_MAX).await?;
+        let rows = swept.failed_before_commit + swept.outcome_unknown;
+        if rows > 0 {
+            count(swept);
+            (self.moved)(swept);
+        }
+        Ok(Report {
+            rows,
+            full: rows >= u64::from(SWEEP_ROWS_MAX),
+        })
+    }
+}
+
+fn count(swept: Swept) {
+    let failed = State::FailedBeforeCommit { maybe_sent: true }.word();
+    let unknown = State::OutcomeUnknown.word();
+    metrics::counter!(metric::SWEPT, "to" => failed).increment(swept.failed_before_commit);
+    metrics::counter!(metric::SWEPT, "to" => unknown).increment(swept.outcome_unknown);
+    tracing::warn!(
+        failed_before_commit = swept.failed_before_commit,
+        outcome_unknown = swept.outcome_unknown,
+        "owners went silent; their records were moved"
+    );
+}

@@ -1,0 +1,151 @@
+//! Every limit that a client can run into.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::client::{Http2, to};
+use super::server::{Server, answer, limits};
+
+/// Short, since tests wait for it to pass.
+const HEADER_TIMEOUT: Duration = Duration::from_millis(300);
+
+async fn server(change: impl FnOnce(&mut oncegate::config::Limits)) -> Server {
+    let mut limits = limits();
+    change(&mut limits);
+    Server::with(limits, None, |_, _| async { answer(200, "served") }).await
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused() {
+    let server = server(|limits| limits.header_bytes_max = 16 << 10).await;
+    let head = |bytes| {
+        format!(
+            "GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n",
+            "x".repeat(bytes)
+        )
+    };
+    let mut client = server.connect().await;
+    client.send(head(15 << 10)).await;
+    assert_eq!(client.answer().await.status, 200);
+    client.send(head(64 << 10)).await;
+    assert_eq!(client.answer().await.status, 431);
+    assert_eq!(client.rest().await, b"");
+
+    let mut client = server.connect().await;
+    client
+        .send(format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(101)))
+        .await;
+    assert_eq!(client.answer().await.status, 431);
+
+    let client = Http2::connect(server.addr).await;
+    let mut request = to("GET", "/");
+    let value = http::HeaderValue::from_str(&"x".repeat(20 << 10)).unwrap();
+    request.headers_mut().insert("x", value);
+    assert_eq!(client.ask(request, b"").await.status(), 431);
+    assert_eq!(server.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_come_to_its_end_in_time_ends_the_connection() {
+    let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
+    for begun in [
+        "GET / HT",
+        "GET / HTTP/1.1\r\nHost: a\r\n",
+        "PRI * HTTP/2.0\r\n",
+    ] {
+        let started = Instant::now();
+        let mut client = server.connect().await;
+        client.send(begun).await;
+        assert_eq!(client.rest().await, b"", "{begun:?}");
+        assert!(started.elapsed() >= HEADER_TIMEOUT, "{begun:?}");
+    }
+    // Every byte is progress, but the head as a whole is late.
+    let mut client = server.connect().await;
+    let started = Instant::now();
+    for byte in b"GET / HTTP/1.1\r\nHost: a\r\nX: 0123456789".iter().cycle() {
+        let sent = tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[*byte]).await;
+        if sent.is_err() {
+            break;
+        }
+        tokio::time::sleep(HEADER_TIMEOUT / 20).await;
+        assert!(started.elapsed() < super::client::DEADLINE, "it is cut off");
+    }
+    assert_eq!(server.calls(), 0);
+}
+
+#[tokio::test]
+async fn a_connection_without_any_request_is_closed() {
+    let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
+    let mut silent = server.connect().await;
+    assert_eq!(silent.rest().await, b"");
+    let mut http2 = Http2::connect(server.addr).await;
+    let _ = http2.ended().await;
+}
+
+#[tokio::test]
+async fn a_connection_may_rest_between_requests_for_longer_than_a_head_may_take() {
+    let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
+    let mut client = server.connect().await;
+    let http2 = Http2::connect(server.addr).await;
+    for _ in 0..2 {
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(client.answer().await.text(), "served");
+        assert_eq!(http2.ask(to("GET", "/"), b"").await.status(), 200);
+        tokio::time::sleep(HEADER_TIMEOUT * 3).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slow_handler_or_body_is_no_slow_head() {
+    let mut limits = limits();
+    limits.header_timeout = HEADER_TIMEOUT;
+    let server = Server::with(limits, None, |request, _| async move {
+        let body = http_body_util::BodyExt::collect(request.into_body())
+            .await
+            .unwrap();
+        tokio::time::sleep(HEADER_TIMEOUT * 2).await;
+        answer(200, body.to_bytes())
+    })
+    .await;
+    let mut client = server.connect().await;
+    client
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\no")
+        .await;
+    tokio::time::sleep(HEADER_TIMEOUT * 2).await;
+    client.send("k").await;
+    assert_eq!(client.answer().await.text(), "ok");
+}
+
+#[tokio::test]
+async fn beyond_the_limit_connections_wait_for_a_slot_and_none_is_reset() {
+    let server = server(|limits| limits.connections_max = 2).await;
+    let ask = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut open = [server.connect().await, server.connect().await];
+    for client in &mut open {
+        client.send(ask).await;
+        assert_eq!(client.answer().await.text(), "served");
+    }
+    let mut waiting = server.connect().await;
+    waiting.send(ask).await;
+    let early = tokio::time::timeout(Duration::from_millis(200), waiting.answer()).await;
+    assert!(early.is_err(), "there was no slot: {early:?}");
+    assert_eq!(server.calls(), 2);
+    drop(open);
+    assert_eq!(waiting.answer().await.text(), "served");
+}
+
+#[tokio::test]
+async fn an_http2_connection_has_so_many_requests_open_and_no_more() {
+    let server = Server::with(limits(), None, |_, _| std::future::pending()).await;
+    let client = Http2::connect(server.addr).await;
+    let mut held = Vec::new();
+    for _ in 0..128 {
+        let mut sender = client.sender.clone().ready().await.unwrap();
+        held.push(sender.send_request(to("GET", "/"), true).unwrap());
+    }
+    while server.calls() < 128 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.sender.current_max_send_streams(), 128);
+}

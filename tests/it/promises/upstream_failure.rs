@@ -1,0 +1,461 @@
+//! What became of the upstream call decides: not sent, answered, or unknown.
+
+use std::time::{Duration, Instant};
+
+use crate::support::blackhole::Blackhole;
+use crate::support::client::{Answer, Call};
+use crate::support::clock::eventually;
+use crate::support::gateway::Bench;
+use crate::support::rows::Kind;
+use crate::support::upstream::{Authority, Cut, Gate, GoAway, Reply, Upstream};
+
+each_store!(
+    a_refused_connection_leaves_the_key_open,
+    a_connection_that_hangs_is_not_sent,
+    a_waiter_takes_over_when_nothing_was_sent,
+    a_broken_connection_is_unknown_and_never_sent_again,
+    an_answer_that_comes_too_late_is_unknown,
+    an_answer_that_comes_while_the_owner_lingers_is_kept,
+    an_answer_that_breaks_off_is_never_a_clean_one,
+    a_route_may_send_again_with_the_same_key,
+);
+
+#[track_caller]
+fn assert_not_sent(answer: &Answer, status: u16, slug: &str) {
+    answer.assert_problem(status, slug, "refused");
+    assert!(answer.retry_after().is_some(), "{answer:?}");
+}
+
+/// Asserts that a retry is told that nobody knows, and that nothing is sent.
+async fn assert_unknown(bench: &Bench, call: Call, key: &str) {
+    assert_eq!(bench.database.status(key).await, "outcome_unknown");
+    let requests = bench.upstream.requests().len();
+    for _ in 0..2 {
+        let retry = call.clone().send().await;
+        retry.assert_problem(409, "outcome-unknown", "unknown");
+        assert_eq!(retry.retry_after(), None);
+        assert!(retry.decision().is_none());
+    }
+    assert_eq!(bench.upstream.requests().len(), requests);
+}
+
+async fn a_refused_connection_leaves_the_key_open(bench: Bench) {
+    let gateway = bench.gateway().start().await;
+    bench.upstream.refuse().await;
+    for _ in 0..2 {
+        let answer = gateway.post("/pay").key("k").send().await;
+        assert_not_sent(&answer, 502, "upstream-unreachable");
+        assert_eq!(bench.database.status("k").await, "failed_before_commit");
+    }
+    bench.upstream.accept_again().await;
+    let retry = gateway.post("/pay").key("k").send().await;
+    retry.assert_is(200, "executed");
+    let again = gateway.post("/pay").key("k").send().await;
+    again.assert_is(200, "replayed");
+    let not_sent = [("pool", "main"), ("outcome", "not_sent")];
+    let metrics = gateway.metrics().await;
+    assert!(metrics.sum("oncegate_upstream_calls_total", &not_sent) > 1.5);
+}
+
+async fn a_connection_that_hangs_is_not_sent(bench: Bench) {
+    let mut hole = Blackhole::new().await;
+    let pool = format!("targets = [{:?}]\nconnect_timeout = \"300ms\"", hole.url());
+    let gateway = bench.gateway().pool(&pool).start().await;
+    let answer = gateway.post("/pay").key("k").send().await;
+    assert_not_sent(&answer, 504, "upstream-timeout");
+    assert_eq!(bench.database.status("k").await, "failed_before_commit");
+    hole.open(bench.upstream.address());
+    let retry = gateway.post("/pay").key("k").send().await;
+    retry.assert_is(200, "executed");
+}
+
+async fn a_waiter_takes_over_when_nothing_was_sent(bench: Bench) {
+    let mut hole = Blackhole::new().await;
+    let pool = format!("targets = [{:?}]\nconnect_timeout = \"1s\"", hole.url());
+    let gateway = bench.gateway().pool(&pool).start().await;
+    let first = gateway.post("/pay").key("k").begin();
+    gateway.until_metric("oncegate_owners", &[], 1.0).await;
+    let others: Vec<_> = (0..4)
+        .map(|_| gateway.post("/pay").key("k").begin())
+        .collect();
+    gateway.until_parked(4).await;
+    let first = first.answer().await;
+    assert_not_sent(&first, 504, "upstream-timeout");
+    hole.open(bench.upstream.address());
+    let mut executed = 0;
+    for other in others {
+        let answer = other.answer().await;
+        match &*answer.idempotency() {
+            "executed" => executed += 1,
+            "waited" => {}
+            // Who took over before the way was open saw the same as the first.
+            _ => assert_not_sent(&answer, 504, "upstream-timeout"),
+        }
+    }
+    assert_eq!((executed, bench.upstream.executions("k")), (1, 1));
+}
+
+async fn a_broken_connection_is_unknown_and_never_sent_again(bench: Bench) {
+    let gateway = bench.gateway().start().await;
+    let ways = [
+        ("reset", Reply::new(201).cut_after(0, Cut::Rst)),
+        ("fin", Reply::new(201).cut_after(0, Cut::Fin)),
+        ("reset-in-head", Reply::new(201).cut_after(10, Cut::Rst)),
+        ("fin-in-head", Reply::new(201).cut_after(10, Cut::Fin)),
+        ("garbage", Reply::raw("SSH-2.0-x\r\n\r\n")),
+        (
+            "two-lengths",
+            Reply::raw("HTTP/1.1 201 C\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+        ),
+    ];
+    for (way, reply) in ways {
+        let path = format!("/{way}");
+        bench.upstream.on_post(&path).reply(reply);
+        let call = gateway.post(&path).key(way);
+        let first = call.clone().send().await;
+        first.assert_problem(502, "outcome-unknown", "unknown");
+        assert!(first.decision().is_none());
+        assert_unknown(&bench, call, way).await;
+        assert_eq!(bench.upstream.executions(way), 1, "{way}");
+    }
+    // A reused connection makes no difference once a byte was written.
+    gateway
+        .post("/free")
+        .key("warm")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    bench
+        .upstream
+        .on_post("/reused")
+        .reply(Reply::new(201).cut_after(0, Cut::Rst));
+    let call = gateway.post("/reused").key("reused");
+    let first = call.clone().send().await;
+    first.assert_problem(502, "outcome-unknown", "unknown");
+    assert_unknown(&bench, call, "reused").await;
+    gateway
+        .until_metric("oncegate_unknown_records", &[], 7.0)
+        .await;
+}
+
+async fn an_answer_that_comes_too_late_is_unknown(bench: Bench) {
+    let gate = Gate::closed();
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
+    let gateway = bench.gateway().route("timeout = \"700ms\"").start().await;
+    let call = gateway.post("/pay").key("k");
+    let duplicate = {
+        let first = call.clone().begin();
+        bench
+            .upstream
+            .until(|state| state.executions("k") == 1)
+            .await;
+        let duplicate = call.clone().begin();
+        let first = first.answer().await;
+        first.assert_problem(504, "outcome-unknown", "unknown");
+        duplicate
+    };
+    let waited = duplicate.answer().await;
+    waited.assert_problem(409, "outcome-unknown", "unknown");
+    assert_unknown(&bench, call.clone(), "k").await;
+    gate.open();
+    assert_unknown(&bench, call, "k").await;
+}
+
+async fn an_answer_that_comes_while_the_owner_lingers_is_kept(bench: Bench) {
+    let gate = Gate::closed();
+    let reply = Reply::new(201).header("Content-Type", "text/csv; charset=iso-8859-1");
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(reply.body(&b"caf\xe9"[..]).hold(&gate));
+    let route = "timeout = \"500ms\"\nlinger = \"20s\"";
+    let gateway = bench.gateway().route(route).start().await;
+    let call = gateway.post("/pay").key("k");
+    let first = call.clone().send().await;
+    assert_eq!((first.status, &*first.problem()), (504, "outcome-unknown"));
+    // Longer than the lease: it is heartbeated on.
+    crate::support::clock::let_pass(Duration::from_millis(1500)).await;
+    assert_eq!(bench.database.status("k").await, "pending");
+    let waiting = call.clone().begin();
+    gate.open();
+    let late = waiting.answer().await;
+    assert!(late.status == 201 && late.replayed(), "{late:?}");
+    assert_eq!(
+        late.header("content-type").as_deref(),
+        Some("text/csv; charset=iso-8859-1")
+    );
+    assert_eq!(late.body, &b"caf\xe9"[..]);
+    call.send().await.assert_is(201, "replayed");
+}
+
+async fn an_answer_that_breaks_off_is_never_a_clean_one(bench: Bench) {
+    let gateway = bench.gateway().start().await;
+    let ways = [
+        ("short", Reply::new(200).body("abc").claim_length(10)),
+        ("unended", Reply::new(200).body("abc").chunked_without_end()),
+        (
+            "reset",
+            Reply::new(200)
+                .body([b'x'; 2000].to_vec())
+                .cut_after(1000, Cut::Rst),
+        ),
+    ];
+    for (way, reply) in ways {
+        let path = format!("/{way}");
+        bench.upstream.on_post(&path).reply(reply);
+        let call = gateway.post(&path).key(way);
+        if let Ok(first) = call.clone().try_send().await {
+            first.assert_problem(502, "outcome-unknown", "unknown");
+        }
+        eventually("the record is settled", async || {
+            (bench.database.status(way).await != "pending").then_some(())
+        })
+        .await;
+        assert_unknown(&bench, call, way).await;
+    }
+}
+
+async fn a_route_may_send_again_with_the_same_key(bench: Bench) {
+    bench.allow_reruns();
+    let route = "on_unknown = \"redrive\"\nforward_key = \"derived\"\ntimeout = \"700ms\"";
+    let gateway = bench.gateway().route(route).start().await;
+    for (path, reply) in [
+        ("/reset", Reply::new(201).cut_after(0, Cut::Rst)),
+        ("/late", Reply::new(201).hold(&Gate::closed())),
+    ] {
+        bench.upstream.on_post(path).once().reply(reply);
+        let call = gateway.post(path).key(path);
+        let first = call.clone().send().await;
+        assert_eq!(first.problem(), "outcome-unknown");
+        assert_eq!(bench.database.status(path).await, "failed_before_commit");
+        call.clone().send().await.assert_is(200, "executed");
+        call.send().await.assert_is(200, "replayed");
+        let mut requests = bench.upstream.requests();
+        requests.retain(|seen| seen.path() == path);
+        let keys: Vec<_> = requests
+            .iter()
+            .map(|seen| seen.header("idempotency-key"))
+            .collect();
+        assert!(
+            keys.len() == 2 && keys[0] == keys[1] && !keys[0].is_empty(),
+            "{keys:?}"
+        );
+        assert_eq!(requests[0].sha256, requests[1].sha256);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_does_not_resolve_is_not_sent() {
+    let bench = super::on_sqlite().await;
+    let pool = "targets = [\"http://no-such-host.invalid:80\"]";
+    let gateway = bench.gateway().pool(pool).start().await;
+    let answer = gateway.post("/pay").key("k").send().await;
+    assert_not_sent(&answer, 502, "upstream-unreachable");
+    assert_eq!(bench.database.status("k").await, "failed_before_commit");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_is_not_trusted_is_not_sent() {
+    let (trusted, other) = (Authority::new(), Authority::new());
+    let upstream = Upstream::start_tls(&other, &["http/1.1"]).await;
+    let bench = Bench::with(Kind::Sqlite, upstream).await;
+    let pem = bench.path("ca.pem");
+    trusted.write_pem(&pem);
+    let gateway = bench.gateway().pool(&format!("ca = {pem:?}")).start().await;
+    let answer = gateway.post("/pay").key("k").send().await;
+    assert_not_sent(&answer, 502, "upstream-unreachable");
+    assert_eq!(bench.database.status("k").await, "failed_before_commit");
+    assert_eq!(bench.upstream.requests().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tls_upstream_is_spoken_to_in_either_version() {
+    for alpn in [&["http/1.1"][..], &["h2", "http/1.1"][..]] {
+        let authority = Authority::new();
+        let upstream = Upstream::start_tls(&authority, alpn).await;
+        let bench = Bench::with(Kind::Sqlite, upstream).await;
+        let pem = bench.path("ca.pem");
+        authority.write_pem(&pem);
+        let gateway = bench.gateway().pool(&format!("ca = {pem:?}")).start().await;
+        let call = gateway.post("/pay").key("k");
+        call.clone().send().await.assert_is(200, "executed");
+        call.send().await.assert_is(200, "replayed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_targets_are_tried_before_giving_up() {
+    let bench = super::on_sqlite().await;
+    let dead = Upstream::start().await;
+    dead.refuse().await;
+    let hole = Blackhole::new().await;
+    let targets = [dead.url(), hole.url(), bench.upstream.url()];
+    let pool = format!("targets = {targets:?}\nconnect_timeout = \"300ms\"");
+    let gateway = bench.gateway().pool(&pool).start().await;
+    for key in ["a", "b", "c", "d"] {
+        let answer = gateway.post("/pay").key(key).send().await;
+        answer.assert_is(200, "executed");
+    }
+}
+
+/// Nothing was written yet: closing an idle connection loses nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_closed_while_idle_loses_nothing() {
+    let bench = super::on_sqlite().await;
+    let gateway = bench.gateway().start().await;
+    gateway
+        .post("/pay")
+        .key("first")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    for (key, cut) in [("fin", Cut::Fin), ("rst", Cut::Rst)] {
+        bench.upstream.cut_idle(cut).await;
+        let answer = gateway.post("/pay").key(key).send().await;
+        answer.assert_is(200, "executed");
+    }
+    assert_eq!(bench.upstream.connections(), 3);
+}
+
+/// The upstream closes just as the request comes: it may have read some of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_closes_into_a_request_is_sent_at_most_once() {
+    let bench = super::on_sqlite().await;
+    let gateway = bench.gateway().start().await;
+    let mut unknown = 0;
+    for (n, cut) in [Cut::Fin, Cut::Rst]
+        .into_iter()
+        .cycle()
+        .take(10)
+        .enumerate()
+    {
+        let key = format!("k{n}");
+        gateway
+            .post("/pay")
+            .key(format!("warm{n}"))
+            .send()
+            .await
+            .assert_is(200, "executed");
+        bench
+            .upstream
+            .break_next_request(if n < 4 { 0 } else { 60 }, cut);
+        let answer = gateway
+            .post("/pay")
+            .key(&key)
+            .json([b'x'; 500])
+            .send()
+            .await;
+        answer.assert_problem(502, "outcome-unknown", "unknown");
+        unknown += 1;
+        assert_eq!(bench.upstream.executions(&key), 0);
+    }
+    gateway
+        .until_metric("oncegate_unknown_records", &[], f64::from(unknown))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http2_tells_what_was_not_processed() {
+    let bench = Bench::with(Kind::Sqlite, Upstream::start_http2().await).await;
+    let gateway = bench.gateway().pool("http2 = true").start().await;
+
+    bench
+        .upstream
+        .on_post("/refused")
+        .once()
+        .reply(Reply::refuse_stream());
+    let refused = gateway.post("/refused").key("refused").send().await;
+    if refused.idempotency() != "executed" {
+        assert_eq!(refused.idempotency(), "refused", "{refused:?}");
+        assert_eq!(
+            bench.database.status("refused").await,
+            "failed_before_commit"
+        );
+    }
+    let retry = gateway.post("/refused").key("refused").send().await;
+    assert_eq!(retry.status, 200);
+    assert_eq!(bench.upstream.executions("refused"), 1);
+
+    let reset = Reply::reset_stream(h2::Reason::INTERNAL_ERROR);
+    bench.upstream.on_post("/reset").reply(reset);
+    let call = gateway.post("/reset").key("reset");
+    let first = call.clone().send().await;
+    first.assert_problem(502, "outcome-unknown", "unknown");
+    assert_unknown(&bench, call, "reset").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_goaway_is_unknown_only_when_it_covers_the_stream() {
+    for (goaway, key) in [(GoAway::Below, "below"), (GoAway::Covering, "covering")] {
+        let bench = Bench::with(Kind::Sqlite, Upstream::start_http2().await).await;
+        let gateway = bench.gateway().pool("http2 = true").start().await;
+        bench.upstream.goaway_next(goaway);
+        let call = gateway.post("/pay").key(key);
+        let answer = call.clone().send().await;
+        if goaway == GoAway::Covering {
+            answer.assert_problem(502, "outcome-unknown", "unknown");
+            assert_unknown(&bench, call, key).await;
+            continue;
+        }
+        if answer.idempotency() != "executed" {
+            assert_eq!(answer.idempotency(), "refused", "{answer:?}");
+        }
+        assert_eq!(call.send().await.status, 200);
+        assert_eq!(bench.upstream.executions(key), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_finds_no_room_is_not_sent() {
+    let bench = super::on_sqlite().await;
+    let gate = Gate::closed();
+    bench
+        .upstream
+        .on_post("/slow")
+        .reply(Reply::new(201).hold(&gate));
+    let pool = "connections_max = 1\nqueue_timeout = \"200ms\"";
+    let gateway = bench.gateway().pool(pool).start().await;
+    let first = gateway.post("/slow").key("a").begin();
+    bench
+        .upstream
+        .until(|state| state.executions("a") == 1)
+        .await;
+    let full = gateway.post("/pay").key("b").send().await;
+    assert_not_sent(&full, 503, "upstream-unreachable");
+    assert_eq!(bench.database.status("b").await, "failed_before_commit");
+    gate.open();
+    first.answer().await.assert_is(201, "executed");
+    gateway
+        .post("/pay")
+        .key("b")
+        .send()
+        .await
+        .assert_is(200, "executed");
+}
+
+/// Headers in time and a body drop by drop: the time-out covers the whole call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dripping_answer_ends_at_the_timeout() {
+    let bench = super::on_sqlite().await;
+    let (reply, drip) = Reply::pieces();
+    bench.upstream.on_post("/pay").reply(reply);
+    let gateway = bench.gateway().route("timeout = \"1s\"").start().await;
+    let start = Instant::now();
+    let call = gateway.post("/pay").key("k");
+    let first = call.clone().begin();
+    while !first.is_over() && start.elapsed() < Duration::from_secs(5) {
+        drip.send("x").await;
+        crate::support::clock::let_pass(Duration::from_millis(50)).await;
+    }
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        start.elapsed()
+    );
+    let first = first.answer().await;
+    first.assert_problem(504, "outcome-unknown", "unknown");
+    assert_unknown(&bench, call, "k").await;
+}
