@@ -34,6 +34,7 @@ use crate::domain::scope::PoolId;
 use crate::proxy::{Body, BoxError};
 
 mod connect;
+mod health;
 mod http1;
 mod http2;
 mod outgoing;
@@ -264,13 +265,13 @@ impl Upstreams {
             let answered = target.attempt(&head, body, attempt > 0, progress).await;
             let failure = match answered {
                 Ok(answer) => {
-                    target.recover();
+                    target.health.recover();
                     return Ok(answer);
                 }
                 Err(failure) => failure,
             };
             if failure.verdict == Verdict::Unreachable {
-                target.eject();
+                target.health.eject();
             }
             verdicts[index] = failure.verdict;
             last = failure.error;
@@ -322,9 +323,9 @@ impl Pool {
             .min_by_key(|(index, target)| {
                 let tried = verdicts[*index] != Verdict::Untried;
                 let rank = (index + count - turn) % count;
-                (target.is_ejected(), tried, target.in_flight(), rank)
+                (target.health.is_ejected(), tried, target.in_flight(), rank)
             })?;
-        target.probe();
+        target.health.probe();
         Some(index)
     }
 }

@@ -234,3 +234,29 @@ fn sqlite_options(path: &Path) -> SqliteConnectOptions {
 async fn postgres_connect(hosts: &[PgConnectOptions]) -> Result<PgConnection, OpenError> {
     connect_plain(hosts, Instant::now() + CONNECT_MAX).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_migration_is_embedded_and_both_databases_have_the_same() {
+        let [sqlite, postgres] = [sqlite_migrator(), postgres_migrator()].map(|migrator| {
+            let names = migrator.iter().map(|known| {
+                let name = known.description.replace(' ', "_");
+                format!("{:04}_{name}.sql", known.version)
+            });
+            names.collect::<Vec<_>>()
+        });
+        assert_eq!(sqlite, postgres);
+        // The compiler does not notice a new file: touch this one.
+        for directory in ["migrations/sqlite", "migrations/postgres"] {
+            let files = std::fs::read_dir(directory).unwrap();
+            let mut files: Vec<_> = files
+                .map(|file| file.unwrap().file_name().into_string().unwrap())
+                .collect();
+            files.sort();
+            assert_eq!(files, sqlite, "{directory}");
+        }
+    }
+}

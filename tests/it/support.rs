@@ -6,6 +6,7 @@ pub mod client;
 pub mod clock;
 pub mod gateway;
 pub mod metrics;
+pub mod pgbouncer;
 pub mod postgres;
 pub mod process;
 pub mod rows;

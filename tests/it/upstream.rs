@@ -290,6 +290,28 @@ async fn an_answer_that_is_not_http_leaves_the_outcome_unknown() {
 }
 
 #[tokio::test]
+async fn no_bytes_that_an_upstream_sends_stop_the_next_call() {
+    let upstream = Upstream::start().await;
+    let pool = Pool::to(&[&upstream]);
+    let sound = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX: y\r\n\r\n2\r\nab\r\n0\r\n\r\n";
+    for at in 0..sound.len() {
+        for byte in [b'\0', b'\n', b' ', b'9', b':', 0xff] {
+            let mut bytes = sound.as_bytes().to_vec();
+            bytes[at] = byte;
+            let reply = Reply::raw(bytes).cut_after(usize::MAX, Cut::Fin);
+            upstream.on_post("/p").once().reply(reply);
+            match pool.post("/p").await {
+                // Whether the body then comes to its end is not the point.
+                Ok(response) => drop(read(response).await),
+                Err(error) => assert_eq!(error.sent, Sent::Maybe, "{at} {byte} {error:?}"),
+            }
+        }
+    }
+    pool.answer("/q").await;
+    pool.end().await;
+}
+
+#[tokio::test]
 async fn a_body_that_ends_early_ends_in_an_error() {
     let upstream = Upstream::start().await;
     let pool = Pool::to(&[&upstream]);

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, timeout};
@@ -79,20 +80,37 @@ impl Http1 {
         let ready = timeout(READY_TIMEOUT, self.sender.ready()).await;
         matches!(ready, Ok(Ok(()))).then_some(self)
     }
+
+    /// Sends a request. The connection comes back with the answer unless it has ended.
+    async fn send(
+        mut self,
+        request: Request<Body>,
+    ) -> Result<Answered, TrySendError<Request<Body>>> {
+        let mut answered = pin!(self.sender.try_send_request(request));
+        tokio::select! {
+            biased;
+            response = &mut answered => return Ok((response?, Some(self))),
+            _ = &mut self.task => {}
+        }
+        // A request that is handed over at the moment in which the connection ends lies in their
+        // channel, and comes back only once nobody can send on it any more.
+        drop(self.sender);
+        Ok((answered.await?, None))
+    }
 }
 
-pub(super) async fn exchange(
-    call: Call<'_>,
-    mut connection: Http1,
-) -> Result<Response<Body>, Failure> {
+type Answered = (Response<Incoming>, Option<Http1>);
+
+pub(super) async fn exchange(call: Call<'_>, connection: Http1) -> Result<Response<Body>, Failure> {
     let target = call.flight.target();
     let (authority, keep) = (&target.authority, target.config.preserve_host);
     let spare = call.body.spare();
     let request = call.head.http1(authority, keep, call.body);
     let method = request.method().clone();
-    connection.meter.begin(call.progress);
-    match connection.sender.try_send_request(request).await {
-        Ok(response) => answer(
+    let meter = connection.meter.clone();
+    meter.begin(call.progress);
+    match connection.send(request).await {
+        Ok((response, connection)) => answer(
             response,
             &method,
             call.head.is_upgrade(),
@@ -102,7 +120,7 @@ pub(super) async fn exchange(
         Err(mut error) => {
             // Given back, it was never serialized; else what counts is what was written.
             let returned = error.take_message().map(Request::into_body);
-            let untouched = returned.is_some() || connection.meter.seal() == 0;
+            let untouched = returned.is_some() || meter.seal() == 0;
             let error = error.into_error();
             let kind = kind(&error);
             if !untouched {
@@ -161,7 +179,7 @@ fn answer(
     response: Response<Incoming>,
     method: &Method,
     upgrade: bool,
-    connection: Http1,
+    connection: Option<Http1>,
     flight: Flight,
 ) -> Result<Response<Body>, Failure> {
     let (mut parts, incoming) = response.into_parts();
@@ -171,7 +189,9 @@ fn answer(
             return Err(unknown(SendErrorKind::BadResponse, reason));
         }
         // The connection now belongs to whoever takes the upgrade.
-        connection.task.detach();
+        if let Some(connection) = connection {
+            connection.task.detach();
+        }
         let body = incoming.map_err(BoxError::from).boxed_unsync();
         return Ok(Response::from_parts(parts, body));
     }
@@ -182,7 +202,7 @@ fn answer(
     }
     let mut body = Http1Body {
         incoming,
-        connection: Some(connection),
+        connection,
         reusable: framing == Framing::Marked,
         flight,
     };

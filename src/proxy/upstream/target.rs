@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use http::uri::{Authority, Scheme};
 use http::{Response, Uri};
@@ -16,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connect::Connected;
+use super::health::Health;
 use super::http1::Http1;
 use super::http2::{Http2, StreamLease};
 use super::outgoing::Head;
@@ -26,11 +26,6 @@ use super::{
 use crate::config::PoolConfig;
 use crate::proxy::Body;
 use crate::telemetry::metric::UPSTREAM_CONNECTIONS;
-
-/// How long a target that could not be reached is passed over, at first.
-const EJECTION_MIN: Duration = Duration::from_secs(1);
-/// The same, after many failures in a row.
-const EJECTION_MAX: Duration = Duration::from_secs(30);
 
 /// What a call knows of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +54,7 @@ pub(super) struct Target {
     line: tokio::sync::Mutex<()>,
     room: Notify,
     in_flight: AtomicUsize,
-    health: Mutex<Health>,
+    pub(super) health: Health,
 }
 
 #[derive(Default)]
@@ -78,12 +73,6 @@ struct Slots {
 struct Idle {
     connection: Http1,
     since: Instant,
-}
-
-#[derive(Default)]
-struct Health {
-    failures: u32,
-    ejected_until: Option<Instant>,
 }
 
 /// One attempt at one target.
@@ -149,7 +138,7 @@ impl Target {
                 line: tokio::sync::Mutex::default(),
                 room: Notify::new(),
                 in_flight: AtomicUsize::new(0),
-                health: Mutex::default(),
+                health: Health::default(),
                 config: config.clone(),
                 scheme,
             }))
@@ -227,7 +216,8 @@ impl Target {
                 }
                 Taken::Shared(lease) => return Ok((Connected::Http2(lease), false)),
                 Taken::Open(permit, opening) => {
-                    let connected = self.connect(permit, upgrade).await?;
+                    // Boxed, since TLS is large and few calls come here.
+                    let connected = Box::pin(self.connect(permit, upgrade)).await?;
                     self.opened(&connected, upgrade);
                     drop(opening);
                     return Ok((connected, true));
@@ -357,46 +347,6 @@ impl Target {
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Reachability.
-impl Target {
-    pub(super) fn is_ejected(&self) -> bool {
-        let until = self.health().ejected_until;
-        until.is_some_and(|until| Instant::now() < until)
-    }
-
-    /// It could not be reached: passes it over for a while.
-    pub(super) fn eject(&self) {
-        let mut health = self.health();
-        health.failures = health.failures.saturating_add(1);
-        health.pause();
-    }
-
-    /// It is about to be tried. If it was ejected, others wait for what comes of that.
-    pub(super) fn probe(&self) {
-        let mut health = self.health();
-        if health.failures > 0 {
-            health.pause();
-        }
-    }
-
-    /// It answered.
-    pub(super) fn recover(&self) {
-        *self.health() = Health::default();
-    }
-
-    fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Health {
-    fn pause(&mut self) {
-        let doublings = self.failures.saturating_sub(1).min(16);
-        let pause = (EJECTION_MIN * 2_u32.pow(doublings)).min(EJECTION_MAX);
-        self.ejected_until = Some(Instant::now() + pause);
     }
 }
 

@@ -113,7 +113,10 @@ pub async fn resolve(
             if !open || completion.key != *key || completion.token != record.token {
                 return Ok(Resolved::WrongState);
             }
-            records::complete_one(connection, now_ms, completion).await?;
+            let committed = records::complete_one(connection, now_ms, completion).await?;
+            if committed.is_none() {
+                return Ok(Resolved::WrongState);
+            }
         }
         Verdict::NeverHappened => {
             if !open {

@@ -74,20 +74,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
 
     pub async fn answer_to(&mut self, method: &str) -> Answer {
         let head = self.until(b"\r\n\r\n").await.expect("an answer");
-        let head = String::from_utf8_lossy(&head).into_owned();
-        let mut lines = head.trim_end().split("\r\n");
-        let status = lines
-            .next()
-            .unwrap()
-            .split(' ')
-            .nth(1)
-            .unwrap()
-            .parse()
-            .unwrap();
+        let mut lines = head.trim_ascii_end().split(|byte| *byte == b'\n');
+        let status = String::from_utf8(lines.next().unwrap().to_vec()).unwrap();
+        let status = status.split(' ').nth(1).unwrap().parse().unwrap();
         let headers: Vec<_> = lines
             .map(|line| {
-                let (name, value) = line.split_once(':').unwrap();
-                (name.to_ascii_lowercase(), value.trim().as_bytes().to_vec())
+                let colon = line.iter().position(|byte| *byte == b':').unwrap();
+                let name = String::from_utf8(line[..colon].to_ascii_lowercase()).unwrap();
+                (name, line[colon + 1..].trim_ascii().to_vec())
             })
             .collect();
         let mut answer = Answer {

@@ -1,14 +1,17 @@
 //! Every limit that a client can run into.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::{Http2, to};
+use super::client::{Http2, Raw, to};
 use super::server::{Server, answer, limits};
 
+const ASK: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+
 /// Short, since tests wait for it to pass.
-const HEADER_TIMEOUT: Duration = Duration::from_millis(300);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(1);
 
 async fn server(change: impl FnOnce(&mut oncegate::config::Limits)) -> Server {
     let mut limits = limits();
@@ -68,7 +71,7 @@ async fn a_head_that_does_not_come_to_its_end_in_time_ends_the_connection() {
         if sent.is_err() {
             break;
         }
-        tokio::time::sleep(HEADER_TIMEOUT / 20).await;
+        tokio::time::sleep(HEADER_TIMEOUT / 50).await;
         assert!(started.elapsed() < super::client::DEADLINE, "it is cut off");
     }
     assert_eq!(server.calls(), 0);
@@ -88,11 +91,11 @@ async fn a_connection_may_rest_between_requests_for_longer_than_a_head_may_take(
     let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
     let mut client = server.connect().await;
     let http2 = Http2::connect(server.addr).await;
-    for _ in 0..2 {
-        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    for rest in [HEADER_TIMEOUT * 2, Duration::ZERO] {
+        client.send(ASK).await;
         assert_eq!(client.answer().await.text(), "served");
         assert_eq!(http2.ask(to("GET", "/"), b"").await.status(), 200);
-        tokio::time::sleep(HEADER_TIMEOUT * 3).await;
+        tokio::time::sleep(rest).await;
     }
 }
 
@@ -120,14 +123,13 @@ async fn a_slow_handler_or_body_is_no_slow_head() {
 #[tokio::test]
 async fn beyond_the_limit_connections_wait_for_a_slot_and_none_is_reset() {
     let server = server(|limits| limits.connections_max = 2).await;
-    let ask = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let mut open = [server.connect().await, server.connect().await];
     for client in &mut open {
-        client.send(ask).await;
+        client.send(ASK).await;
         assert_eq!(client.answer().await.text(), "served");
     }
     let mut waiting = server.connect().await;
-    waiting.send(ask).await;
+    waiting.send(ASK).await;
     let early = tokio::time::timeout(Duration::from_millis(200), waiting.answer()).await;
     assert!(early.is_err(), "there was no slot: {early:?}");
     assert_eq!(server.calls(), 2);
@@ -148,4 +150,53 @@ async fn an_http2_connection_has_so_many_requests_open_and_no_more() {
         tokio::task::yield_now().await;
     }
     assert_eq!(client.sender.current_max_send_streams(), 128);
+}
+
+/// Serves until its standard input ends.
+#[tokio::test]
+#[ignore = "run by the test below, in a process with few file descriptors"]
+async fn a_server_of_its_own_process() {
+    let server = server(|_| {}).await;
+    println!("listening on {} ", server.addr);
+    let input = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    let _ = tokio::task::spawn_blocking(input).await;
+}
+
+#[tokio::test]
+async fn running_out_of_file_descriptors_is_survived() {
+    let this = std::env::current_exe().unwrap();
+    let name = "listener::limits::a_server_of_its_own_process";
+    let limited = "ulimit -n 40 && exec \"$0\" --ignored --exact --nocapture \"$1\"";
+    let mut child = tokio::process::Command::new("sh")
+        .args(["-c", limited])
+        .args([this.as_os_str(), name.as_ref()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut output = Raw::over(tokio::io::join(
+        child.stdout.take().unwrap(),
+        tokio::io::sink(),
+    ));
+    output.until(b"listening on ").await.unwrap();
+    let addr = String::from_utf8(output.until(b" ").await.unwrap()).unwrap();
+    let addr = addr.trim().parse().unwrap();
+
+    let mut clients = Vec::new();
+    for _ in 0..60 {
+        let mut client = Raw::connect(addr).await;
+        client.send(ASK).await;
+        clients.push(client);
+    }
+    assert_eq!(clients[0].answer().await.text(), "served");
+    let last = clients.last_mut().unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(500), last.answer()).await;
+    assert!(early.is_err(), "it was not accepted: {early:?}");
+    // Those that were accepted are served on, and make room for the others.
+    clients[0].send(ASK).await;
+    assert_eq!(clients[0].answer().await.text(), "served");
+    let mut last = clients.pop().unwrap();
+    drop(clients);
+    assert_eq!(last.answer().await.text(), "served");
 }

@@ -132,11 +132,11 @@ pub struct Gateway {
 impl Gateway {
     /// Every path goes to this target.
     pub async fn to(target: &str) -> Self {
-        Self::with(target, limits(), Duration::from_secs(10)).await
+        Self::with(pool(target), limits(), Duration::from_secs(10)).await
     }
 
-    pub async fn with(target: &str, limits: Limits, timeout: Duration) -> Self {
-        let upstreams = Upstreams::new(&[pool(target)], TaskTracker::new()).unwrap();
+    pub async fn with(pool: PoolConfig, limits: Limits, timeout: Duration) -> Self {
+        let upstreams = Upstreams::new(&[pool], TaskTracker::new()).unwrap();
         let (shutdown, tunnels) = (Shutdown::default(), TaskTracker::new());
         let passthrough = Passthrough::new(
             upstreams,
@@ -173,15 +173,15 @@ impl Gateway {
     }
 }
 
-fn pool(target: &str) -> PoolConfig {
+pub fn pool(target: &str) -> PoolConfig {
     PoolConfig {
         id: PoolId::new("p").unwrap(),
         targets: vec![target.parse().unwrap()],
         connect_timeout: Duration::from_secs(5),
         connections_max: 50,
         queue_timeout: Duration::from_secs(5),
-        idle_timeout: Duration::from_secs(60),
-        connection_age_max: Duration::from_secs(60),
+        idle_timeout: Duration::from_mins(1),
+        connection_age_max: Duration::from_mins(1),
         http2: false,
         ca: None,
         preserve_host: true,

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::support::client::{Call, Http2};
-use crate::support::clock::{eventually, let_pass, within};
-use crate::support::gateway::{Bench, TestGateway};
+use crate::support::clock::{AT_ONCE, eventually, let_pass, within};
+use crate::support::gateway::{Bench, LEASE, TestGateway};
 use crate::support::upstream::{Gate, Reply};
 
 each_store!(
@@ -50,7 +50,7 @@ async fn a_killed_owners_request_is_unknown_after_its_lease(bench: Bench) {
     let retry = gateway.post("/pay").key("k").send().await;
     retry.assert_problem(409, "outcome-unknown", "unknown");
     assert_eq!(retry.retry_after(), None);
-    assert!(killed.elapsed() < Duration::from_secs(5));
+    assert!(killed.elapsed() < LEASE + AT_ONCE);
     assert_eq!(bench.database.status("k").await, "outcome_unknown");
     drop(owner);
 }
@@ -104,19 +104,17 @@ async fn a_conflict_always_ends(bench: Bench) {
     let owner = begun(&bench, &gateway, &Gate::closed()).await;
     gateway.sigkill();
     gateway.restart().await;
-    let start = Instant::now();
     // A lease, a sweep, and some patience for a busy machine.
-    within(Duration::from_secs(4), "a terminal answer", async || {
+    within(LEASE + AT_ONCE, "a terminal answer", async || {
         let answer = gateway.post("/pay").key("k").send().await;
         let terminal = answer.problem() == "outcome-unknown";
         if !terminal {
             answer.assert_problem(409, "in-progress", "in-progress");
-            assert_eq!(answer.retry_after(), Some(1));
+            assert!(matches!(answer.retry_after(), Some(1..=2)), "{answer:?}");
         }
         terminal.then_some(())
     })
     .await;
-    assert!(start.elapsed() < Duration::from_secs(4));
     // Nobody needs to ask: the sweep finds it by itself, and says so.
     let gone = "outcome_unknown";
     assert_eq!(bench.database.status("k").await, gone);
@@ -176,14 +174,14 @@ async fn a_client_that_goes_away_as_nothing_is_sent_blocks_no_retry(bench: Bench
         let start = Instant::now();
         let retry = gateway.post("/pay").key(format!("k{n}")).send().await;
         assert_eq!(retry.status, 200, "{retry:?}");
-        assert!(start.elapsed() < Duration::from_secs(3));
+        assert!(start.elapsed() < AT_ONCE);
     }
 }
 
 /// Every moment of a request is hit by some client that goes away: no owner, waiter, connection or
 /// transaction is left, and every key can be finished.
 async fn clients_that_go_away_at_any_moment_leave_nothing_behind(bench: Bench) {
-    let gateway = bench.gateway().start().await;
+    let gateway = bench.gateway().route("lease = \"10s\"").start().await;
     let call = |n: u64| gateway.post("/pay").key(format!("k{}", n / 2));
     for batch in 0..10 {
         let leaving = (0..50).map(|n| {
@@ -225,7 +223,7 @@ async fn a_record_without_a_lease_stays_for_an_operator(bench: Bench) {
     let insert = "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key)
         values ('acme', 'main', 'k')";
     bench.database.execute(insert).await;
-    let_pass(Duration::from_millis(1500)).await;
+    let_pass(LEASE + LEASE / 2).await;
     let answer = gateway.post("/pay").key("k").send().await;
     answer.assert_problem(409, "in-progress", "in-progress");
     assert_eq!(bench.database.status("k").await, "pending");
@@ -240,7 +238,7 @@ async fn a_drain_finishes_what_was_begun(bench: Bench) {
     gateway.until_parked(1).await;
     gateway.sigterm();
     eventually("nothing new is taken", async || {
-        let late = gateway.post("/pay").key("late").try_send().await;
+        let late = gateway.post("/late").key("late").try_send().await;
         let taken = late.is_ok_and(|answer| answer.idempotency() == "executed");
         (!taken && !gateway.is_ready().await).then_some(())
     })
@@ -267,7 +265,7 @@ async fn a_drain_that_takes_too_long_is_honest(bench: Bench) {
     gateway.sigterm();
     let status = gateway.end().await;
     assert!(status.code().is_some_and(|code| code != 0), "{status:?}");
-    assert!(start.elapsed() < Duration::from_secs(6));
+    assert!(start.elapsed() < AT_ONCE + AT_ONCE);
     // Not left to the lease.
     assert_eq!(bench.database.status("k").await, "outcome_unknown");
     drop(owner);

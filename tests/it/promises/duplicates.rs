@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::client::{Answer, send_all};
-use crate::support::clock::within;
+use crate::support::clock::{AT_ONCE, within};
 use crate::support::gateway::Bench;
 use crate::support::upstream::{Gate, Reply};
 
@@ -59,11 +59,7 @@ async fn a_parked_duplicate_gets_the_first_answer_at_once(bench: Bench) {
     for other in others {
         answers.push(other.answer().await);
     }
-    assert!(
-        opened.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        opened.elapsed()
-    );
+    assert!(opened.elapsed() < AT_ONCE, "{:?}", opened.elapsed());
     assert_one_executed(&answers);
     assert!(
         answers[1..]
@@ -95,7 +91,7 @@ async fn a_route_that_rejects_duplicates_says_so_at_once(bench: Bench) {
 
     let asked = Instant::now();
     let other = gateway.post("/pay").key("k").send().await;
-    assert!(asked.elapsed() < Duration::from_secs(1));
+    assert!(asked.elapsed() < AT_ONCE);
     other.assert_problem(409, "in-progress", "in-progress");
     assert!(matches!(other.retry_after(), Some(1..=3)), "{other:?}");
     let record = bench.database.record("k").await.expect("a record");
@@ -126,7 +122,7 @@ async fn a_duplicate_that_waited_long_enough_is_told_when_to_come_back(bench: Be
         other.assert_problem(409, "in-progress", "in-progress");
         assert!(matches!(other.retry_after(), Some(1..=3)), "{other:?}");
         let waited = asked.elapsed();
-        let right = Duration::from_millis(450)..Duration::from_secs(3);
+        let right = Duration::from_millis(450)..AT_ONCE;
         assert!(right.contains(&waited), "{waited:?}");
     }
     gate.open();
@@ -210,9 +206,9 @@ async fn more_waiters_than_fit_on_a_key_are_turned_away(bench: Bench) {
 
     let asked = Instant::now();
     let extra = gateway.post("/pay").key("k").send().await;
-    assert!(asked.elapsed() < Duration::from_secs(1));
+    assert!(asked.elapsed() < AT_ONCE);
     extra.assert_problem(409, "in-progress", "in-progress");
-    assert_eq!(extra.retry_after(), Some(1));
+    assert!(matches!(extra.retry_after(), Some(1..=2)), "{extra:?}");
 
     gate.open();
     first.answer().await.assert_is(201, "executed");
@@ -229,7 +225,7 @@ async fn more_waiters_than_fit_in_all_are_turned_away(bench: Bench) {
         .reply(Reply::new(201).hold(&gate));
     let gateway = bench
         .gateway()
-        .section("limits", "waiters_max = 2")
+        .section("limits", "waiters_per_key_max = 2\nwaiters_max = 2")
         .start()
         .await;
     let firsts = ["a", "b", "c"].map(|key| gateway.post("/pay").key(key).begin());
@@ -294,7 +290,8 @@ async fn a_slow_key_holds_no_other_key_up(bench: Bench) {
         .reply(Reply::new(201).hold(&gate));
     // Fewer connections than waiters: none may be held by one who is parked.
     let store = "connections_max = 2";
-    let gateway = bench.gateway().section("store", store).start().await;
+    let setup = bench.gateway().section("store", store);
+    let gateway = setup.route("lease = \"10s\"").start().await;
     let slow: Vec<_> = (0..60)
         .map(|_| gateway.post("/slow").key("slow").begin())
         .collect();
@@ -304,11 +301,7 @@ async fn a_slow_key_holds_no_other_key_up(bench: Bench) {
     for answer in send_all(others).await {
         answer.assert_is(200, "executed");
     }
-    assert!(
-        asked.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        asked.elapsed()
-    );
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
     gate.open();
     let mut answers = Vec::new();
     for call in slow {
@@ -350,7 +343,7 @@ async fn a_hot_key_costs_the_store_little(bench: Bench) {
 }
 
 async fn every_key_keeps_its_own_answer_under_load(bench: Bench) {
-    let gateway = bench.gateway().start().await;
+    let gateway = bench.gateway().route("lease = \"10s\"").start().await;
     let call = |n| {
         gateway
             .post("/pay")
@@ -389,6 +382,7 @@ async fn a_local_completion_wakes_without_the_poll() {
     let gateway = bench
         .gateway()
         .section("store", "poll_interval = \"5s\"")
+        .route("lease = \"10s\"")
         .start()
         .await;
     let first = gateway.post("/pay").key("k").begin();
@@ -399,7 +393,7 @@ async fn a_local_completion_wakes_without_the_poll() {
     let other = gateway.post("/pay").key("k").begin();
     gateway.until_parked(1).await;
     gate.open();
-    within(Duration::from_secs(2), "the waiter is woken", async || {
+    within(AT_ONCE, "the waiter is woken", async || {
         other.is_over().then_some(())
     })
     .await;

@@ -1,6 +1,6 @@
 //! The key: where it is found, which are taken, what is refused, and who sees it.
 
-use crate::support::client::Http2;
+use crate::support::client::{Connection, Http2};
 use crate::support::gateway::Bench;
 use crate::support::upstream::Reply;
 
@@ -324,4 +324,58 @@ async fn the_upstream_sees_the_key_that_the_route_says() {
         assert!(uuid::Uuid::parse_str(bare).is_ok(), "{derived}");
     }
     assert!(one != other_key && one != other_tenant && other_key != other_tenant);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_route_says_where_the_key_is() {
+    let bench = super::on_sqlite().await;
+    let gateway = bench
+        .gateway()
+        .other_route("path = \"/hook\"\npool = \"main\"\nkey = \"header:webhook-id\"")
+        .other_route("path = \"/body\"\npool = \"main\"\nkey = \"body:/meta/id\"")
+        .start()
+        .await;
+    let hook = |id: &str| gateway.post("/hook").header("Webhook-Id", id);
+    hook("msg_1").send().await.assert_is(200, "executed");
+    hook("msg_1").send().await.assert_is(200, "replayed");
+    hook("a,b")
+        .send()
+        .await
+        .assert_problem(400, "key-invalid", "refused");
+    let other = gateway.post("/hook").key("not-this-one").send().await;
+    other.assert_is(200, "");
+
+    let body = |id: &str| {
+        gateway
+            .post("/body")
+            .json(format!("{{\"meta\":{{\"id\":{id}}}}}"))
+    };
+    body("\"order 1\"").send().await.assert_is(200, "executed");
+    body("\"order 1\"").send().await.assert_is(200, "replayed");
+    body("17").send().await.assert_is(200, "executed");
+    for absent in ["null", "\"\""] {
+        body(absent).send().await.assert_is(200, "");
+    }
+    for malformed in ["[]", "\"caf\u{e9}\""] {
+        let answer = body(malformed).send().await;
+        answer.assert_problem(400, "key-invalid", "refused");
+    }
+    let records = bench.database.records().await;
+    let keys: std::collections::BTreeSet<_> = records.iter().map(|row| &*row.key).collect();
+    let right = ["17", "msg_1", "order 1"];
+    assert_eq!(keys.into_iter().collect::<Vec<_>>(), right);
+}
+
+/// Nobody needs to send a gigabyte to learn that it is too much.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_says_that_it_is_too_large_is_refused_before_it_comes() {
+    let bench = super::on_sqlite().await;
+    let gateway = bench.gateway().start().await;
+    let mut connection = Connection::to(gateway.listen()).await.expect("it listens");
+    let head = b"POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\n\
+        Content-Length: 1000000000\r\n\r\n";
+    connection.write(head).await.expect("it reads");
+    let answer = connection.answer().await.expect("an answer");
+    answer.assert_problem(413, "body-too-large", "refused");
+    assert_eq!(bench.database.records().await, []);
 }

@@ -7,7 +7,7 @@ use ::time::format_description::well_known::Rfc3339;
 
 use crate::support::client::Answer;
 use crate::support::clock::{eventually, let_pass, wall_clock_off_by};
-use crate::support::gateway::Bench;
+use crate::support::gateway::{Bench, LEASE};
 use crate::support::upstream::{Cut, Gate, Reply};
 
 each_store!(
@@ -50,7 +50,10 @@ async fn a_decision_is_told_with_its_time(bench: Bench) {
 async fn past_its_validity_a_key_is_a_new_one(bench: Bench) {
     bench.allow_reruns();
     let setup = bench.gateway().section("store", "purge_interval = \"1h\"");
-    let gateway = setup.route("valid_for = \"2s\"").start().await;
+    let gateway = setup
+        .route("timeout = \"2s\"\nvalid_for = \"2s\"")
+        .start()
+        .await;
     let first = gateway.post("/pay").key("k").send().await;
     first.assert_is(200, "executed");
     let again = gateway.post("/pay").key("k").send().await;
@@ -71,7 +74,7 @@ async fn past_its_validity_a_key_is_a_new_one(bench: Bench) {
 }
 
 async fn a_tombstone_refuses_an_expired_key(bench: Bench) {
-    let route = "valid_for = \"1s\"\ntombstone = \"1h\"";
+    let route = "timeout = \"1s\"\nvalid_for = \"1s\"\ntombstone = \"1h\"";
     let gateway = bench.gateway().route(route).start().await;
     let call = gateway.post("/pay").key("k");
     call.clone().send().await.assert_is(200, "executed");
@@ -106,7 +109,8 @@ async fn retention_deletes_what_is_over_and_nothing_else(bench: Bench) {
     let gateway = bench
         .gateway()
         .other_route("path = \"/long\"\npool = \"main\"\nvalid_for = \"1h\"")
-        .route("valid_for = \"1s\"")
+        .other_route("path = \"/slow\"\npool = \"main\"")
+        .route("timeout = \"1s\"\nvalid_for = \"1s\"")
         .start()
         .await;
     let pending = gateway.post("/slow").key("pending").begin();
@@ -196,7 +200,12 @@ async fn a_gateways_wall_clock_decides_nothing(bench: Bench) {
     let Some(behind) = wall_clock_off_by("-1h") else {
         panic!("libfaketime is missing; scripts/setup installs it");
     };
-    let setup = || bench.gateway().route("valid_for = \"3s\"");
+    let setup = || {
+        bench
+            .gateway()
+            .other_route("path = \"/slow\"\npool = \"main\"\nlease = \"2s\"")
+            .route("timeout = \"3s\"\nvalid_for = \"3s\"")
+    };
     let right = setup().start().await;
     let first = right.post("/pay").key("k").send().await;
     first.assert_is(200, "executed");
@@ -224,7 +233,7 @@ async fn a_gateways_wall_clock_decides_nothing(bench: Bench) {
         .on_post("/slow")
         .reply(Reply::new(201).hold(&gate));
     let slow = wrong.post("/slow").key("slow").begin();
-    let_pass(Duration::from_millis(2500)).await;
+    let_pass(LEASE + LEASE / 2).await;
     assert_eq!(bench.database.status("slow").await, "pending");
     gate.open();
     slow.answer().await.assert_is(201, "executed");
@@ -238,7 +247,11 @@ async fn the_sessions_time_zone_decides_nothing(bench: Bench) {
              current_database()); end $$"
         );
         bench.database.execute(&set).await;
-        let gateway = bench.gateway().route("valid_for = \"2s\"").start().await;
+        let gateway = bench
+            .gateway()
+            .route("timeout = \"2s\"\nvalid_for = \"2s\"")
+            .start()
+            .await;
         let first = gateway.post("/pay").key(zone).send().await;
         first.assert_is(200, "executed");
         let created = instant(&first, "idempotency-created");

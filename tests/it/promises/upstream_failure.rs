@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::support::blackhole::Blackhole;
 use crate::support::client::{Answer, Call};
 use crate::support::clock::eventually;
-use crate::support::gateway::Bench;
+use crate::support::gateway::{Bench, LEASE};
 use crate::support::rows::Kind;
 use crate::support::upstream::{Authority, Cut, Gate, GoAway, Reply, Upstream};
 
@@ -177,7 +177,7 @@ async fn an_answer_that_comes_while_the_owner_lingers_is_kept(bench: Bench) {
     let first = call.clone().send().await;
     assert_eq!((first.status, &*first.problem()), (504, "outcome-unknown"));
     // Longer than the lease: it is heartbeated on.
-    crate::support::clock::let_pass(Duration::from_millis(1500)).await;
+    crate::support::clock::let_pass(LEASE + LEASE / 2).await;
     assert_eq!(bench.database.status("k").await, "pending");
     let waiting = call.clone().begin();
     gate.open();

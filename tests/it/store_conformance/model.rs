@@ -15,9 +15,9 @@ use oncegate::domain::scope::RecordKey;
 
 use super::fixture::{Fixture, LONG, claim_of, completion, heartbeat, key, release};
 
-const SEEDS: u64 = 12;
-const STEPS: usize = 60;
-const KEYS: usize = 3;
+const SEEDS: u64 = 24;
+const STEPS: usize = 100;
+const KEYS: usize = 2;
 
 pub async fn random_sequences_do_what_the_model_does(on: &Fixture) {
     for seed in 1..=SEEDS {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ::time::OffsetDateTime;
 use futures_util::future::join_all;
 use oncegate::domain::record::{Claim, GiveUp, Lease, State, Terms, Validity};
 use oncegate::store::{Purged, Swept};
@@ -14,44 +15,62 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub async fn a_lease_is_held_and_then_over(on: &Fixture) {
     let mut claim = claim("k");
-    claim.terms.lease = Duration::from_millis(400);
+    claim.terms.lease = Duration::from_millis(300);
     on.win(&claim).await;
-    let state = on.record(&claim.key).await.state;
-    assert!(
-        matches!(state, State::Pending(Lease::Held(left)) if left <= claim.terms.lease),
-        "{state:?}"
-    );
-    assert!(!on.store.sweep_one(&claim.key, claim.token).await.unwrap());
-    until(on, &claim, State::Pending(Lease::Over)).await;
-    assert!(on.store.sweep_one(&claim.key, claim.token).await.unwrap());
+    let end = on.record(&claim.key).await.reserved_at + claim.terms.lease;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (before, state, after) = between_two_looks_at_the_clock(on, &claim).await;
+        match state {
+            State::Pending(Lease::Held(left)) => {
+                assert!(before < end && left <= claim.terms.lease);
+                let swept = on.store.sweep_one(&claim.key, claim.token).await.unwrap();
+                assert!(!swept || on.store.ping().await.unwrap() >= end);
+                if swept {
+                    return;
+                }
+            }
+            State::Pending(Lease::Over) => {
+                assert!(after >= end);
+                assert!(on.store.sweep_one(&claim.key, claim.token).await.unwrap());
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+        pause(deadline).await;
+    }
 }
 
 pub async fn a_validity_ends_and_a_tombstone_follows(on: &Fixture) {
     let mut claim = claim("k");
-    claim.terms.valid_for = Duration::from_millis(400);
-    claim.terms.tombstone_for = Duration::from_millis(400);
+    claim.terms.valid_for = Duration::from_millis(300);
+    claim.terms.tombstone_for = Duration::from_millis(300);
     on.win(&claim).await;
     let wanted = completion(&claim);
     let committed = on.complete(&wanted).await.unwrap();
-    assert_eq!(
-        committed.valid_until - committed.created_at,
-        claim.terms.valid_for
-    );
-    let id = wanted.decision_id;
-    let state = on.record(&claim.key).await.state;
-    assert!(
-        matches!(state, State::Completed(same, Validity::Valid(left)) if same == id && left <= claim.terms.valid_for),
-        "{state:?}"
-    );
-    until(on, &claim, State::Completed(id, Validity::Tombstone)).await;
-    let stored = on
-        .store
-        .decision(&claim.key.tenant, id)
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(stored.valid_for, None);
-    until(on, &claim, State::Completed(id, Validity::Expired)).await;
+    let end = committed.valid_until;
+    assert_eq!(end - committed.created_at, claim.terms.valid_for);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (before, state, after) = between_two_looks_at_the_clock(on, &claim).await;
+        let State::Completed(id, validity) = state else {
+            panic!("{state:?}");
+        };
+        assert_eq!(id, wanted.decision_id);
+        match validity {
+            Validity::Valid(left) => assert!(before < end && left <= claim.terms.valid_for),
+            Validity::Tombstone => {
+                assert!(after >= end && before < end + claim.terms.tombstone_for);
+                let stored = on.store.decision(&claim.key.tenant, id).await.unwrap();
+                assert_eq!(stored.unwrap().valid_for, None);
+            }
+            Validity::Expired => {
+                assert!(after >= end + claim.terms.tombstone_for);
+                return;
+            }
+        }
+        pause(deadline).await;
+    }
 }
 
 pub async fn the_sweep_follows_the_terms_on_the_row(on: &Fixture) {
@@ -217,6 +236,10 @@ pub async fn retention_never_touches_what_is_open(on: &Fixture) {
         State::Pending(_)
     ));
     assert!(on.release(&reopened, GiveUp::Hold).await.is_some());
+    // Not even when a row says that its time is over.
+    on.raw
+        .execute("update eec_routing_idempotency set valid_until = created_at")
+        .await;
     assert_eq!(on.store.purge(10).await.unwrap(), Purged::default());
     assert_eq!(on.record(&reopened.key).await.state, State::OutcomeUnknown);
 }
@@ -288,15 +311,17 @@ async fn settled(on: &Fixture, name: &str, valid_for: Duration) -> Claim {
     claim
 }
 
-/// Looks until the record is in that state.
-async fn until(on: &Fixture, claim: &Claim, state: State) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let present = on.record(&claim.key).await.state;
-        if present == state {
-            return;
-        }
-        assert!(Instant::now() < deadline, "still {present:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+/// The record's state, and the store's present before and after it was read.
+async fn between_two_looks_at_the_clock(
+    on: &Fixture,
+    claim: &Claim,
+) -> (OffsetDateTime, State, OffsetDateTime) {
+    let before = on.store.ping().await.unwrap();
+    let state = on.record(&claim.key).await.state;
+    (before, state, on.store.ping().await.unwrap())
+}
+
+async fn pause(deadline: Instant) {
+    assert!(Instant::now() < deadline, "it does not end");
+    tokio::time::sleep(Duration::from_millis(5)).await;
 }

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 /// How long the harness waits for anything before it calls the promise broken.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What counts as at once: less than any wait of a test's routes, and enough for a busy machine.
+pub const AT_ONCE: Duration = Duration::from_secs(3);
+
 /// How often [`eventually`] looks.
 const GLANCE: Duration = Duration::from_millis(10);
 

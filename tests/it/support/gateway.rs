@@ -23,6 +23,12 @@ use super::process::{Process, scratch};
 use super::rows::{Database, Kind};
 use super::upstream::Upstream;
 
+/// The lease of the route `/*`.
+pub const LEASE: Duration = Duration::from_secs(2);
+
+/// How much of a log is printed when a test fails.
+const LOG_LINES_MAX: usize = 100;
+
 /// How long a gateway may take to end after `SIGTERM`, its own grace included.
 const END: Duration = Duration::from_secs(15);
 
@@ -79,7 +85,7 @@ impl Bench {
             [[route]]
             path = "/*"
             pool = "main"
-            lease = "1s"
+            lease = "2s"
             wait = "10s"
             timeout = "10s"
             "#,
@@ -319,6 +325,15 @@ impl TestGateway {
             .await;
     }
 
+    /// Waits until at least this many duplicates are parked.
+    pub async fn until_parked_at_least(&self, waiters: u32) {
+        eventually(&format!("{waiters} are parked"), async || {
+            let now = self.metrics().await.sum("oncegate_waiters", &[]);
+            (now > f64::from(waiters) - 0.5).then_some(())
+        })
+        .await;
+    }
+
     /// Whether the log holds `text`.
     pub fn log_holds(&self, text: &str) -> bool {
         self.process.log().holds(text)
@@ -387,8 +402,11 @@ impl TestGateway {
     }
 
     fn print_log(&self) {
-        let lines = self.process.log().lines().join("\n");
-        eprintln!("--- log of the gateway on {} ---\n{lines}", self.listen);
+        let lines = self.process.log().lines();
+        let left_out = lines.len().saturating_sub(LOG_LINES_MAX);
+        let last = lines[left_out..].join("\n");
+        let listen = self.listen;
+        eprintln!("--- log of the gateway on {listen}, {left_out} lines left out ---\n{last}");
     }
 
     fn dangling_owners(&self) -> f64 {

@@ -165,6 +165,27 @@ async fn a_call_that_is_given_up_resets_its_stream_only() {
 }
 
 #[tokio::test]
+async fn a_connection_on_which_nothing_came_during_a_call_takes_no_more() {
+    let upstream = Upstream::start_http2().await;
+    let pool = Pool::with(&[&upstream], |config| {
+        config.http2 = true;
+        config.connect_timeout = SHORT;
+    });
+    upstream
+        .on_post("/held")
+        .reply(Reply::new(200).hold(&Gate::closed()));
+    let (id, progress) = (pool_id(), SendProgress::new());
+    let held = pool.upstreams.send(&id, post("/held"), &progress);
+    let waited = tokio::time::timeout(2 * SHORT, held).await;
+    assert!(waited.is_err());
+    assert_eq!(progress.abandon(), Sent::Maybe);
+    pool.answer("/p").await;
+    let state = upstream.until(|state| state.open == 1).await;
+    assert_eq!(state.connections, 2);
+    pool.end().await;
+}
+
+#[tokio::test]
 async fn a_large_body_passes_in_both_directions() {
     let upstream = Upstream::start_http2().await;
     let pool = pool(&upstream);
