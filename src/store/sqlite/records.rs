@@ -1,4 +1,4 @@
-//! Records and decisions, one at a time; what is hot is in [`batches`](super::batches).
+//! Records and decisions, one at a time; what is hot is in `batches`.
 
 use std::slice;
 
