@@ -153,6 +153,9 @@ impl Proxy {
         let (head, body) = request.into_parts();
         let (policy, guarded) = match matching::find(&self.routes, &head) {
             Ok(matched) => (Arc::clone(&matched.route.policy), matched.guarded),
+            Err(problem) if head.headers.contains_key("idempotency-key") => {
+                return Guard::refuse(problem, &head.headers);
+            }
             Err(problem) => return passthrough::problem_response(problem),
         };
         let request = Request::from_parts(head, body);

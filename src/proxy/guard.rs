@@ -129,6 +129,12 @@ impl Guard {
         answer.finish(&asker)
     }
 
+    /// A problem that stands before any route or record, for a request that carries a key.
+    #[must_use]
+    pub fn refuse(problem: Problem, headers: &HeaderMap) -> Response<Body> {
+        refused(problem).finish(&Asker::of(headers))
+    }
+
     /// Everything before the record is looked up: key, tenant, size, fingerprint, in this order.
     async fn prepare(
         &self,

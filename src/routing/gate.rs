@@ -212,6 +212,7 @@ impl Gate {
                         return Some(Denial::InProgress(ask.policy.lease));
                     }
                 }
+                Phase::StoreDown => return Some(Denial::StoreUnavailable),
                 // A matter of one look at the store: even who may not wait, waits for that.
                 Phase::Opening => {
                     tokio::select! {

@@ -10,7 +10,7 @@ use super::permit::{Permit, Won};
 use super::replay::Decided;
 use super::waiters::Leader;
 use crate::domain::decide::{Decision, Refusal, decide};
-use crate::domain::policy::OnStoreDown;
+use crate::domain::policy::{OnStoreDown, OnUnknown};
 use crate::domain::record::{
     AttemptToken, Claim, DecisionId, GenerationId, GiveUp, Lease, Record, Release, Reserved, State,
     Terms, Validity,
@@ -18,6 +18,7 @@ use crate::domain::record::{
 use crate::domain::scope::RecordKey;
 use crate::ids;
 use crate::store::{StoreError, wake_hash};
+use crate::telemetry::metric;
 
 /// Pauses between tries of undoing a claim.
 const UNDO_PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -120,15 +121,29 @@ impl Gate {
         match decide(record.state, same, ask.policy.duplicates) {
             Decision::TakeOver => self.take_over(ask, claim, record.token, leader).await,
             Decision::Replay(id) => self.found(ask, record, id, asked_at, leader, waited).await,
-            Decision::Sweep => match self.store().sweep_one(&record.key, record.token).await {
-                Ok(_) => Round::Again(leader),
-                Err(error) => Round::Done(refuse_store_down(&error)),
-            },
+            Decision::Sweep => self.sweep(record, leader).await,
             Decision::Park => self.park(ask, record, leader).await,
             Decision::Refuse(Refusal::InProgress) => {
                 Round::Done(Admission::Refuse(Denial::InProgress(lease_left(record))))
             }
             Decision::Refuse(refusal) => Round::Done(Admission::Refuse(Denial::Refused(refusal))),
+        }
+    }
+
+    /// Whoever meets a row whose lease is over first makes the sweep's transition.
+    async fn sweep(&self, record: &Record, leader: Leader) -> Round {
+        match self.store().sweep_one(&record.key, record.token).await {
+            Ok(swept) => {
+                if swept {
+                    let to = match record.terms.on_unknown {
+                        OnUnknown::Hold => State::OutcomeUnknown,
+                        OnUnknown::Redrive => State::FailedBeforeCommit { maybe_sent: true },
+                    };
+                    metrics::counter!(metric::SWEPT, "to" => to.word()).increment(1);
+                }
+                Round::Again(leader)
+            }
+            Err(error) => Round::Done(refuse_store_down(&error)),
         }
     }
 
@@ -186,6 +201,9 @@ impl Gate {
     /// Another gateway's owner is at work: subscribe, then look, then wait. Hints make it quick,
     /// polling makes it certain.
     async fn park(&self, ask: &Ask, record: &Record, leader: Leader) -> Round {
+        let Some(_place) = leader.wait() else {
+            return Round::Done(Admission::Refuse(Denial::Full));
+        };
         leader.hold(record.fingerprint);
         let mut hints = self.store().wakeups();
         let wake = wake_hash(&record.key);
@@ -235,6 +253,7 @@ impl Gate {
             give_up: GiveUp::NotSent,
         };
         let asked = ask.key.clone();
+        leader.store_down();
         self.ambiguous().insert(asked.clone());
         self.0.tracker.spawn(async move {
             gate.release_until_answered(&release).await;

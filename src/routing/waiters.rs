@@ -41,6 +41,8 @@ pub enum Phase {
     Opening,
     /// Somebody owns the record, for a request with this fingerprint.
     Held(Option<Fingerprint>),
+    /// The store gave no answer, and what the leader asked for is being undone.
+    StoreDown,
     /// Over: decide again.
     Closed,
 }
@@ -66,9 +68,14 @@ pub struct Leader {
 
 /// A parked duplicate's view of its flight.
 pub struct Follower {
+    phase: watch::Receiver<Phase>,
+    _place: Place,
+}
+
+/// One of the places for waiters, given back on drop.
+pub struct Place {
     flights: Flights,
     flight: Arc<Flight>,
-    phase: watch::Receiver<Phase>,
 }
 
 impl Flights {
@@ -111,19 +118,31 @@ impl Flights {
     }
 
     fn follow(&self, flight: &Arc<Flight>) -> Joined {
-        // Under the map's lock, so that the counts can't be overrun by racing joins.
+        // Under the map's lock, so that racing joins can't overrun the key's count.
         if flight.waiters.load(Ordering::Relaxed) >= self.0.waiters_per_key_max {
             return Joined::KeyFull;
         }
-        if self.waiters() >= self.0.waiters_max {
-            return Joined::Full;
+        match self.place(flight) {
+            None => Joined::Full,
+            Some(place) => Joined::Follower(Follower {
+                phase: flight.phase.subscribe(),
+                _place: place,
+            }),
         }
+    }
+
+    fn place(&self, flight: &Arc<Flight>) -> Option<Place> {
+        let most = self.0.waiters_max;
+        let one_more = |waiters| (waiters < most).then_some(waiters + 1);
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.0
+            .waiters
+            .fetch_update(success, failure, one_more)
+            .ok()?;
         flight.waiters.fetch_add(1, Ordering::Relaxed);
-        self.0.waiters.fetch_add(1, Ordering::Relaxed);
         metrics::gauge!(metric::WAITERS).increment(1);
-        Joined::Follower(Follower {
+        Some(Place {
             flights: self.clone(),
-            phase: flight.phase.subscribe(),
             flight: Arc::clone(flight),
         })
     }
@@ -141,6 +160,18 @@ impl Leader {
     /// Tells the followers that the record is owned, and for which request.
     pub fn hold(&self, fingerprint: Option<Fingerprint>) {
         self.flight.phase.send_replace(Phase::Held(fingerprint));
+    }
+
+    /// Tells the followers that the store gave no answer.
+    pub fn store_down(&self) {
+        self.flight.phase.send_replace(Phase::StoreDown);
+    }
+
+    /// A place for the leader itself, when it waits for another gateway's owner. `None`: the
+    /// gateway has as many waiters as it may have.
+    #[must_use]
+    pub fn wait(&self) -> Option<Place> {
+        self.flights.place(&self.flight)
     }
 
     /// Whether duplicates are parked behind this leader.
@@ -172,7 +203,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for Place {
     fn drop(&mut self) {
         self.flight.waiters.fetch_sub(1, Ordering::Relaxed);
         self.flights.0.waiters.fetch_sub(1, Ordering::Relaxed);

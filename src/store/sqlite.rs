@@ -10,6 +10,7 @@
 //! There is no other gateway that could wait for a record, so nothing is marked as awaited and no
 //! hint is sent; waiters of this process are woken without the store's help.
 
+mod batches;
 mod checkpoint;
 mod clock;
 mod failure;
@@ -181,7 +182,7 @@ impl Store for SqliteStore {
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         let claims = claims.to_vec();
         self.write(|connection, now_ms| {
-            async move { records::reserve(connection, now_ms, &claims).await }.boxed()
+            async move { batches::reserve(connection, now_ms, &claims).await }.boxed()
         })
         .await
     }
@@ -201,7 +202,7 @@ impl Store for SqliteStore {
     async fn heartbeat(&self, beats: &[Heartbeat]) -> Result<Vec<bool>, StoreError> {
         let beats = beats.to_vec();
         self.write(|connection, now_ms| {
-            async move { records::heartbeat(connection, now_ms, &beats).await }.boxed()
+            async move { batches::heartbeat(connection, now_ms, &beats).await }.boxed()
         })
         .await
     }
@@ -212,7 +213,7 @@ impl Store for SqliteStore {
     ) -> Result<Vec<Option<Committed>>, StoreError> {
         let completions = completions.to_vec();
         self.write(|connection, now_ms| {
-            async move { records::complete(connection, now_ms, &completions).await }.boxed()
+            async move { batches::complete(connection, now_ms, &completions).await }.boxed()
         })
         .await
     }
@@ -228,7 +229,7 @@ impl Store for SqliteStore {
     async fn look_up(&self, keys: &[RecordKey]) -> Result<Vec<Option<Record>>, StoreError> {
         let keys = keys.to_vec();
         self.read(|connection, now_ms| {
-            async move { records::look_up(connection, now_ms, &keys).await }.boxed()
+            async move { batches::look_up(connection, now_ms, &keys).await }.boxed()
         })
         .await
     }

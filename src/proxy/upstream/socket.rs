@@ -95,12 +95,15 @@ struct Count {
 }
 
 impl Meter {
-    /// From now on writes are this request's (HTTP/1.1, where one runs at a time).
+    /// From now on writes are this request's (HTTP/1.1, where one runs at a time), and counted
+    /// anew.
     pub(super) fn begin(&self, progress: &SendProgress) {
-        self.count().progress = Some(progress.clone());
+        let mut count = self.count();
+        count.written = 0;
+        count.progress = Some(progress.clone());
     }
 
-    /// Bytes written so far.
+    /// Bytes written so far, or since a request began.
     pub(super) fn written(&self) -> u64 {
         self.count().written
     }

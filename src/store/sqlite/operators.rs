@@ -1,9 +1,11 @@
 //! What operators find and do. Whatever an operator changes is in the audit log by the same commit.
 
+use std::slice;
 use std::time::Duration;
 
 use sqlx::{QueryBuilder, SqliteConnection};
 
+use super::batches;
 use super::failure::{self, Stage};
 use super::records::{self, of_key};
 use super::rows::{self, Cells, DECISIONS, record_columns};
@@ -113,8 +115,9 @@ pub async fn resolve(
             if !open || completion.key != *key || completion.token != record.token {
                 return Ok(Resolved::WrongState);
             }
-            let committed = records::complete_one(connection, now_ms, completion).await?;
-            if committed.is_none() {
+            let one = slice::from_ref(&**completion);
+            let committed = batches::complete(connection, now_ms, one).await?;
+            if committed == [None] {
                 return Ok(Resolved::WrongState);
             }
         }
