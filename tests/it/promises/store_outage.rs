@@ -16,6 +16,8 @@ on_postgres!(
     nobody_waits_longer_than_the_route_says_while_the_store_is_gone,
     a_lost_acknowledgement_is_no_conflict,
     an_answer_that_could_not_be_recorded_is_given_and_recorded_later,
+    a_drain_waits_for_what_is_not_recorded_yet,
+    what_waits_to_be_recorded_is_bounded,
     a_waiter_is_not_given_an_unrecorded_answer,
     a_short_outage_aborts_no_call,
     an_owner_that_lost_its_lease_before_sending_sends_nothing,
@@ -268,6 +270,69 @@ async fn an_answer_that_could_not_be_recorded_is_given_and_recorded_later(bench:
     assert_eq!(again.text(), "done");
     let metrics = gateway.metrics().await;
     assert!(metrics.sum("oncegate_unrecorded_total", &[]) > 0.5);
+}
+
+async fn a_drain_waits_for_what_is_not_recorded_yet(bench: Bench) {
+    let proxy = proxy(&bench).await;
+    let setup = behind(&bench, &proxy).section("limits", "grace = \"20s\"");
+    let mut gateway = setup.route("lease = \"10s\"").start().await;
+    let gate = Gate::closed();
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
+    let first = gateway.post("/pay").key("k").begin();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    proxy.set(Mode::Reset);
+    gate.open();
+    first.answer().await.assert_is(201, "unrecorded");
+    gateway.sigterm();
+    let_pass(LEASE / 2).await;
+    assert!(gateway.is_running(), "it has something to record");
+    proxy.set(Mode::Pass);
+    assert_eq!(gateway.end().await.code(), Some(0));
+    assert_eq!(bench.database.status("k").await, "completed");
+}
+
+/// Beyond the bound an answer is still given, and its record ends as unknown: never as free.
+async fn what_waits_to_be_recorded_is_bounded(bench: Bench) {
+    let proxy = proxy(&bench).await;
+    let gate = Gate::closed();
+    let large = Reply::new(201).body(vec![b'x'; 40_000]).hold(&gate);
+    bench.upstream.on_post("/pay").reply(large);
+    let gateway = behind(&bench, &proxy)
+        .section("limits", "record_retry_bytes_max = \"64KiB\"")
+        .route("store_body_max = \"60KiB\"")
+        .start()
+        .await;
+    let calls = ["a", "b", "c"].map(|key| gateway.post("/pay").key(key).begin());
+    bench
+        .upstream
+        .until(|state| state.requests.len() == 3)
+        .await;
+    proxy.set(Mode::Reset);
+    gate.open();
+    for call in calls {
+        let answer = call.answer().await;
+        answer.assert_is(201, "unrecorded");
+        assert_eq!(answer.body.len(), 40_000);
+    }
+    proxy.set(Mode::Pass);
+    let settled = eventually("nothing is pending", async || {
+        let records = bench.database.records().await;
+        let words: Vec<_> = records.into_iter().map(|record| record.status).collect();
+        (!words.contains(&"pending".to_owned())).then_some(words)
+    })
+    .await;
+    let completed = settled.iter().filter(|word| *word == "completed").count();
+    let unknown = settled
+        .iter()
+        .filter(|word| *word == "outcome_unknown")
+        .count();
+    assert_eq!((completed, unknown), (1, 2), "{settled:?}");
 }
 
 async fn a_waiter_is_not_given_an_unrecorded_answer(bench: Bench) {
