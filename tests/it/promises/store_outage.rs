@@ -13,6 +13,7 @@ on_postgres!(
     without_the_store_nothing_is_sent,
     a_silent_store_is_no_store,
     a_route_may_pass_without_the_store_what_this_gateway_knows_nothing_of,
+    a_route_never_passes_what_this_gateway_has_seen_in_the_store,
     nobody_waits_longer_than_the_route_says_while_the_store_is_gone,
     a_lost_acknowledgement_is_no_conflict,
     an_answer_that_could_not_be_recorded_is_given_and_recorded_later,
@@ -165,6 +166,42 @@ async fn a_route_may_pass_without_the_store_what_this_gateway_knows_nothing_of(b
     proxy.set(Mode::Pass);
     gate.open();
     assert_eq!(owner.answer().await.status, 201);
+}
+
+/// The store refuses claims at the moment in which they follow a look at a record: what was there is
+/// known, so nothing is passed.
+async fn a_route_never_passes_what_this_gateway_has_seen_in_the_store(bench: Bench) {
+    const REFUSAL: &[u8] = b"E\0\0\0\x23SERROR\0VERROR\0C57014\0Mrefused\0\0Z\0\0\0\x05I";
+    let insert = |key: &str, status: &str| {
+        format!(
+            "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, status)
+             values ('acme', 'main', '{key}', '{status}')"
+        )
+    };
+    let proxy = proxy(&bench).await;
+    let setup = behind(&bench, &proxy).route("on_store_down = \"pass\"");
+    let gateway = setup.start().await;
+
+    // Only the statement that reclaims is refused.
+    let failed = insert("failed", "failed_before_commit");
+    bench.database.execute(&failed).await;
+    proxy.set(Mode::Answer(b"set status = 'pending'", REFUSAL));
+    assert_unavailable(&gateway.post("/pay").key("failed").send().await);
+    assert_eq!(bench.upstream.executions("failed"), 0);
+    proxy.set(Mode::Pass);
+
+    // Only what carries a claim's terms is refused, so looking goes on.
+    bench.database.execute(&insert("owned", "pending")).await;
+    let waiter = gateway.post("/pay").key("owned").begin();
+    gateway.until_parked(1).await;
+    proxy.set(Mode::Answer(b"hold", REFUSAL));
+    let fresh = gateway.post("/pay").key("fresh").send().await;
+    fresh.assert_is(200, "bypassed");
+    let unknown = "update eec_routing_idempotency set status = 'outcome_unknown'
+        where idempotency_key = 'owned'";
+    bench.database.execute(unknown).await;
+    assert_unavailable(&waiter.answer().await);
+    assert_eq!(bench.upstream.executions("owned"), 0);
 }
 
 /// A claim that may have been made is undone in the background; its duplicates are not kept longer
