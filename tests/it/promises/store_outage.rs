@@ -21,6 +21,7 @@ on_postgres!(
     an_answer_that_could_not_be_recorded_is_given_and_recorded_later,
     a_waiter_is_not_given_an_unrecorded_answer,
     a_commit_that_was_acknowledged_late_is_valid_from_when_it_happened,
+    an_answer_that_is_released_late_opens_its_key,
     a_short_outage_aborts_no_call,
     an_owner_that_lost_its_lease_before_sending_sends_nothing,
     a_cached_decision_is_trusted_for_a_while_only,
@@ -392,6 +393,38 @@ async fn a_commit_that_was_acknowledged_late_is_valid_from_when_it_happened(benc
         .assert_is(201, "replayed");
     let_pass(left + Duration::from_millis(100)).await;
     let again = gateway.post("/pay").key("k").send().await;
+    again.assert_is(201, "executed");
+}
+
+/// The store was away for longer than the lease, and the record was taken for unknown meanwhile.
+/// Its owner knows better: the upstream answered, and said to come again.
+async fn an_answer_that_is_released_late_opens_its_key(bench: Bench) {
+    bench.allow_reruns();
+    let proxy = proxy(&bench).await;
+    let gate = Gate::closed();
+    let busy = Reply::new(429).hold(&gate);
+    bench.upstream.on_post("/pay").once().reply(busy);
+    bench.upstream.on_post("/pay").answer(201, "done");
+    let gateway = behind(&bench, &proxy).start().await;
+    let _sweeper = bench.gateway().start().await;
+    let first = gateway.post("/pay").key("k").begin();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    proxy.set(Mode::Reset);
+    eventually("its lease is over", async || {
+        (bench.database.status("k").await == "outcome_unknown").then_some(())
+    })
+    .await;
+    gate.open();
+    first.answer().await.assert_is(429, "executed");
+    proxy.set(Mode::Pass);
+    let again = eventually("the key is open", async || {
+        let answer = gateway.post("/pay").key("k").send().await;
+        (answer.status == 201).then_some(answer)
+    })
+    .await;
     again.assert_is(201, "executed");
 }
 
