@@ -157,7 +157,7 @@ async fn release_one(
             of_owner(FAIL, &release.key, release.token)
                 .bind(maybe_sent)
                 .bind(now_ms)
-                .bind(release.give_up == GiveUp::NotSent)
+                .bind(release.give_up.is_certain())
         }
     };
     let done = done.execute(&mut *connection).await;
