@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::gate::{Denial, Gate};
 use super::permit::Permit;
@@ -55,23 +55,28 @@ pub enum Settled {
 
 impl Gate {
     /// Keeps the lease alive until dropped. A failed beat never aborts the call: if the token is
-    /// stale the beats end, and settling will tell.
+    /// stale the beats end, and settling will tell. A beat that hangs is not waited for longer
+    /// than until the next, which may go another way.
     pub async fn keep_alive(&self, permit: &Permit) {
+        let every = permit.lease / BEATS_PER_LEASE;
+        let mut beats = tokio::time::interval_at(Instant::now() + every, every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::time::sleep(permit.lease / BEATS_PER_LEASE).await;
+            beats.tick().await;
             let beat = Heartbeat {
                 key: permit.key.clone(),
                 token: permit.token,
                 lease: permit.lease,
             };
             let asked_at = Instant::now();
-            match self.0.group.heartbeat(beat).await {
-                Ok(true) => permit.renewed(asked_at),
-                Ok(false) => {
+            match tokio::time::timeout(every, self.0.group.heartbeat(beat)).await {
+                Ok(Ok(true)) => permit.renewed(asked_at),
+                Ok(Ok(false)) => {
                     permit.lost();
                     std::future::pending::<()>().await;
                 }
-                Err(error) => tracing::debug!(
+                Err(_) => tracing::debug!("a heartbeat hangs; the next one will try again"),
+                Ok(Err(error)) => tracing::debug!(
                     error = &*error as &dyn std::error::Error,
                     "a heartbeat failed; the next one will try again"
                 ),
