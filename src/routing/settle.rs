@@ -35,6 +35,8 @@ pub enum Outcome {
     Answered(Recorded),
     /// An answer came whole, and the route does not keep such answers.
     Released,
+    /// The same, but its client was already told that nobody knows.
+    ReleasedUnseen,
 }
 
 /// What became of the record.
@@ -91,6 +93,8 @@ impl Gate {
             Outcome::Answered(recorded) => self.commit(permit, recorded).await,
             Outcome::NotSent => self.give_up(permit, GiveUp::NotSent).await,
             Outcome::Released => self.give_up(permit, GiveUp::Answered).await,
+            // To its client the attempt may have run, so only the same request may follow.
+            Outcome::ReleasedUnseen => self.give_up(permit, GiveUp::Redrive).await,
             Outcome::Unknown => match permit.on_unknown {
                 OnUnknown::Hold => self.give_up(permit, GiveUp::Hold).await,
                 OnUnknown::Redrive => self.give_up(permit, GiveUp::Redrive).await,
