@@ -342,7 +342,8 @@ fn wait(headers: &HeaderMap, most: Duration) -> Duration {
     preferred.map_or(most, |seconds| most.min(Duration::from_secs(seconds)))
 }
 
-/// The key that stands in a JSON body. A body that is not JSON has none.
+/// The key that stands in a JSON body. A body that is not JSON has none. A number must be an integer
+/// of 64 bits: others are rounded, and two of them could become one key.
 fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, KeyError> {
     let Ok(document) = serde_json::from_slice::<serde_json::Value>(body.bytes()) else {
         return Ok(None);
@@ -350,7 +351,9 @@ fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, Ke
     match document.pointer(pointer) {
         None | Some(serde_json::Value::Null) => Ok(None),
         Some(serde_json::Value::String(text)) => IdempotencyKey::from_text(text),
-        Some(serde_json::Value::Number(number)) => IdempotencyKey::from_text(&number.to_string()),
+        Some(serde_json::Value::Number(number)) if !number.is_f64() => {
+            IdempotencyKey::from_text(&number.to_string())
+        }
         Some(_) => Err(KeyError::Malformed),
     }
 }

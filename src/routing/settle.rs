@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::gate::{Denial, Gate};
 use super::permit::Permit;
@@ -35,6 +35,8 @@ pub enum Outcome {
     Answered(Recorded),
     /// An answer came whole, and the route does not keep such answers.
     Released,
+    /// The same, but its client was already told that nobody knows.
+    ReleasedUnseen,
 }
 
 /// What became of the record.
@@ -55,23 +57,28 @@ pub enum Settled {
 
 impl Gate {
     /// Keeps the lease alive until dropped. A failed beat never aborts the call: if the token is
-    /// stale the beats end, and settling will tell.
+    /// stale the beats end, and settling will tell. A beat that hangs is not waited for longer
+    /// than until the next, which may go another way.
     pub async fn keep_alive(&self, permit: &Permit) {
+        let every = permit.lease / BEATS_PER_LEASE;
+        let mut beats = tokio::time::interval_at(Instant::now() + every, every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::time::sleep(permit.lease / BEATS_PER_LEASE).await;
+            beats.tick().await;
             let beat = Heartbeat {
                 key: permit.key.clone(),
                 token: permit.token,
                 lease: permit.lease,
             };
             let asked_at = Instant::now();
-            match self.0.group.heartbeat(beat).await {
-                Ok(true) => permit.renewed(asked_at),
-                Ok(false) => {
+            match tokio::time::timeout(every, self.0.group.heartbeat(beat)).await {
+                Ok(Ok(true)) => permit.renewed(asked_at),
+                Ok(Ok(false)) => {
                     permit.lost();
                     std::future::pending::<()>().await;
                 }
-                Err(error) => tracing::debug!(
+                Err(_) => tracing::debug!("a heartbeat hangs; the next one will try again"),
+                Ok(Err(error)) => tracing::debug!(
                     error = &*error as &dyn std::error::Error,
                     "a heartbeat failed; the next one will try again"
                 ),
@@ -86,6 +93,8 @@ impl Gate {
             Outcome::Answered(recorded) => self.commit(permit, recorded).await,
             Outcome::NotSent => self.give_up(permit, GiveUp::NotSent).await,
             Outcome::Released => self.give_up(permit, GiveUp::Answered).await,
+            // To its client the attempt may have run, so only the same request may follow.
+            Outcome::ReleasedUnseen => self.give_up(permit, GiveUp::Redrive).await,
             Outcome::Unknown => match permit.on_unknown {
                 OnUnknown::Hold => self.give_up(permit, GiveUp::Hold).await,
                 OnUnknown::Redrive => self.give_up(permit, GiveUp::Redrive).await,

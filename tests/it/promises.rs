@@ -40,6 +40,7 @@ mod fingerprint;
 mod framing;
 mod front_proxy;
 mod keys;
+mod late_owners;
 mod pooler;
 mod replay;
 mod store_outage;

@@ -9,12 +9,19 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, try_join_all};
+use oncegate::domain::fingerprint::{FingerprintRules, RequestDigest, RequestParts};
+use oncegate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy};
 use oncegate::domain::record::{Claim, GiveUp, Lease, Reserved, State};
+use oncegate::domain::secret::Secrets;
+use oncegate::routing::gate::{Admission, Ask, Gate, Settings};
+use oncegate::routing::settle::Outcome;
 use oncegate::store::group::{BATCH_BYTES_MAX, BATCH_MAX, Group, GroupOptions, QUEUE_MAX};
 use oncegate::store::sqlite::SqliteStore;
 use oncegate::store::{Store, StoreError};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use self::stoppable::Stoppable;
 use crate::store_conformance::fixture::{answer, claim, completion, heartbeat, key, release};
@@ -307,6 +314,88 @@ fn asked_once<F: Future>(future: F) -> Pin<Box<F>> {
     let mut future = Box::pin(future);
     assert!(future.as_mut().now_or_never().is_none());
     future
+}
+
+/// One silent connection must not cost an owner its lease.
+#[tokio::test]
+async fn an_owner_beats_again_while_a_beat_hangs() {
+    let on = Stand::open(2, PATIENCE).await;
+    let store: Arc<dyn Store> = Arc::<Stoppable>::clone(&on.store);
+    let settings = Settings {
+        waiters_per_key_max: 1,
+        waiters_max: 1,
+        poll_interval: PATIENCE,
+        cache_bytes_max: 1,
+        cache_trust: PATIENCE,
+        record_retry: PATIENCE,
+        record_retry_bytes_max: 1,
+    };
+    let secrets = Secrets::new(on.store.inner.secrets([7; 32]).await.unwrap()).unwrap();
+    let (tracker, draining) = (TaskTracker::new(), CancellationToken::new());
+    let gate = Gate::new(
+        store,
+        on.group.clone(),
+        secrets,
+        settings,
+        tracker,
+        draining,
+    );
+    let Admission::Execute(permit) = gate.admit(&ask()).await else {
+        panic!("not the owner");
+    };
+    assert_eq!(on.batch().await, 1);
+    on.store.stop();
+    let lease = permit.lease_clock();
+    let two = async {
+        assert_eq!((on.batch().await, on.batch().await), (1, 1));
+        assert!(lease.holds());
+    };
+    tokio::select! {
+        () = two => {}
+        () = gate.keep_alive(&permit) => {}
+    }
+    on.store.go_on();
+    gate.settle(*permit, Outcome::NotSent).await;
+    on.close().await;
+}
+
+fn ask() -> Ask {
+    let request = RequestParts {
+        method: "POST",
+        path: "/",
+        query: None,
+        content_type: None,
+        content_encoding: None,
+        body: b"",
+    };
+    Ask {
+        key: key("k"),
+        older: Vec::new(),
+        digest: RequestDigest::of(&request, &FingerprintRules::default()),
+        policy: Arc::new(Policy {
+            pool: key("k").pool,
+            key_source: KeySource::Header(http::header::ETAG),
+            required: false,
+            duplicates: Duplicates::Wait,
+            forward_key: ForwardKey::None,
+            wait: PATIENCE,
+            lease: Duration::from_secs(3),
+            timeout: PATIENCE,
+            linger: Duration::ZERO,
+            valid_for: PATIENCE,
+            tombstone_for: Duration::ZERO,
+            on_unknown: OnUnknown::Hold,
+            store_5xx: true,
+            release_statuses: Vec::new(),
+            store_set_cookie: false,
+            on_store_down: OnStoreDown::Refuse,
+            body_bytes_max: 0,
+            store_body_bytes_max: 0,
+            fingerprint: FingerprintRules::default(),
+        }),
+        wait_until: tokio::time::Instant::now() + PATIENCE,
+        gone: CancellationToken::new(),
+    }
 }
 
 /// A group over a store that a test can stop.

@@ -99,8 +99,11 @@ impl Guard {
             status: None,
         });
         observe(&guarded.ask.policy, &exchange, began);
-        let conclusion = conclude(guarded, exchange);
-        self.0.gate.settle(permit, conclusion.outcome).await;
+        let outcome = match conclude(guarded, exchange).outcome {
+            Outcome::Released => Outcome::ReleasedUnseen,
+            outcome => outcome,
+        };
+        self.0.gate.settle(permit, outcome).await;
     }
 
     async fn settle(&self, permit: Permit, conclusion: Conclusion, guarded: &Guarded) -> Answer {

@@ -356,7 +356,14 @@ async fn a_route_says_where_the_key_is() {
     for absent in ["null", "\"\""] {
         body(absent).send().await.assert_is(200, "");
     }
-    for malformed in ["[]", "\"caf\u{e9}\""] {
+    // The last three would be one key once rounded.
+    for malformed in [
+        "[]",
+        "\"caf\u{e9}\"",
+        "123456789012345678901",
+        "123456789012345678902",
+        "123456789012345678901.0",
+    ] {
         let answer = body(malformed).send().await;
         answer.assert_problem(400, "key-invalid", "refused");
     }

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::Executor as _;
-
 use crate::support::chaos_proxy::{ChaosProxy, Mode};
 use crate::support::client::{Answer, send_all};
 use crate::support::clock::{AT_ONCE, eventually, let_pass};
@@ -22,14 +20,12 @@ on_postgres!(
     a_drain_waits_for_what_is_not_recorded_yet,
     what_waits_to_be_recorded_is_bounded,
     a_waiter_is_not_given_an_unrecorded_answer,
-    a_commit_that_was_acknowledged_late_is_valid_from_when_it_happened,
-    an_answer_that_is_released_late_opens_its_key,
     a_short_outage_aborts_no_call,
     an_owner_that_lost_its_lease_before_sending_sends_nothing,
     a_cached_decision_is_trusted_for_a_while_only,
 );
 
-fn behind(bench: &Bench, proxy: &ChaosProxy) -> Setup {
+pub fn behind(bench: &Bench, proxy: &ChaosProxy) -> Setup {
     let Database::Postgres(database) = &bench.database else {
         panic!("on PostgreSQL");
     };
@@ -38,7 +34,7 @@ fn behind(bench: &Bench, proxy: &ChaosProxy) -> Setup {
     setup.store_url(&database.url_through(proxy.address()))
 }
 
-async fn proxy(bench: &Bench) -> ChaosProxy {
+pub async fn proxy(bench: &Bench) -> ChaosProxy {
     let Database::Postgres(database) = &bench.database else {
         panic!("on PostgreSQL");
     };
@@ -403,94 +399,6 @@ async fn a_waiter_is_not_given_an_unrecorded_answer(bench: Bench) {
         (answer.status == 201).then_some(())
     })
     .await;
-}
-
-/// The commit happened and nobody was told. When the gateway learns of it, the answer is as old as
-/// the store says, and is served no longer than that.
-async fn a_commit_that_was_acknowledged_late_is_valid_from_when_it_happened(bench: Bench) {
-    bench.allow_reruns();
-    let Database::Postgres(database) = &bench.database else {
-        panic!("on PostgreSQL");
-    };
-    let proxy = proxy(&bench).await;
-    let gate = Gate::closed();
-    let slow = Reply::new(201).hold(&gate);
-    bench.upstream.on_post("/pay").reply(slow);
-    let times = "timeout = \"5s\"\nvalid_for = \"6s\"\nlease = \"5s\"";
-    let gateway = behind(&bench, &proxy).route(times).start().await;
-    let first = gateway.post("/pay").key("k").begin();
-    bench
-        .upstream
-        .until(|state| state.executions("k") == 1)
-        .await;
-
-    // Held until the commit waits for it; then the line goes silent, and the commit goes through.
-    let mut holder = database.connect().await;
-    let hold = "begin; select 1 from eec_routing_idempotency for update";
-    holder.execute(sqlx::raw_sql(hold)).await.expect("a lock");
-    gate.open();
-    let waits = "select count(*) from pg_stat_activity where datname = current_database() \
-        and wait_event_type = 'Lock' and query like '%into eec_routing_decision%'";
-    eventually("the commit waits", async || {
-        (bench.database.number(waits).await > 0).then_some(())
-    })
-    .await;
-    proxy.set(Mode::Silent);
-    holder.execute("commit").await.expect("the lock is free");
-    eventually("it is committed", async || {
-        (bench.database.status("k").await == "completed").then_some(())
-    })
-    .await;
-    first.answer().await.assert_is(201, "unrecorded");
-    proxy.set(Mode::Pass);
-    eventually("the gateway knows", async || {
-        let metrics = gateway.metrics().await;
-        (metrics.sum("oncegate_unrecorded_total", &[("result", "committed")]) > 0.5).then_some(())
-    })
-    .await;
-    let record = bench.database.record("k").await.expect("a valid record");
-    let left = Duration::from_millis(u64::try_from(record.valid_ms).expect("it is valid"));
-    gateway
-        .post("/pay")
-        .key("k")
-        .send()
-        .await
-        .assert_is(201, "replayed");
-    let_pass(left + Duration::from_millis(100)).await;
-    let again = gateway.post("/pay").key("k").send().await;
-    again.assert_is(201, "executed");
-}
-
-/// The store was away for longer than the lease, and the record was taken for unknown meanwhile.
-/// Its owner knows better: the upstream answered, and said to come again.
-async fn an_answer_that_is_released_late_opens_its_key(bench: Bench) {
-    bench.allow_reruns();
-    let proxy = proxy(&bench).await;
-    let gate = Gate::closed();
-    let busy = Reply::new(429).hold(&gate);
-    bench.upstream.on_post("/pay").once().reply(busy);
-    bench.upstream.on_post("/pay").answer(201, "done");
-    let gateway = behind(&bench, &proxy).start().await;
-    let _sweeper = bench.gateway().start().await;
-    let first = gateway.post("/pay").key("k").begin();
-    bench
-        .upstream
-        .until(|state| state.executions("k") == 1)
-        .await;
-    proxy.set(Mode::Reset);
-    eventually("its lease is over", async || {
-        (bench.database.status("k").await == "outcome_unknown").then_some(())
-    })
-    .await;
-    gate.open();
-    first.answer().await.assert_is(429, "executed");
-    proxy.set(Mode::Pass);
-    let again = eventually("the key is open", async || {
-        let answer = gateway.post("/pay").key("k").send().await;
-        (answer.status == 201).then_some(answer)
-    })
-    .await;
-    again.assert_is(201, "executed");
 }
 
 /// A failed heartbeat never aborts a call.

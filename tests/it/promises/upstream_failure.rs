@@ -16,6 +16,7 @@ each_store!(
     a_broken_connection_is_unknown_and_never_sent_again,
     an_answer_that_comes_too_late_is_unknown,
     an_answer_that_comes_while_the_owner_lingers_is_kept,
+    a_released_answer_that_its_client_never_saw_opens_the_key_to_the_same_request_only,
     an_answer_that_breaks_off_is_never_a_clean_one,
     a_route_may_send_again_with_the_same_key,
 );
@@ -189,6 +190,30 @@ async fn an_answer_that_comes_while_the_owner_lingers_is_kept(bench: Bench) {
     );
     assert_eq!(late.body, &b"caf\xe9"[..]);
     call.send().await.assert_is(201, "replayed");
+}
+
+/// Its client was told that nobody knows, so another body is no first attempt.
+async fn a_released_answer_that_its_client_never_saw_opens_the_key_to_the_same_request_only(
+    bench: Bench,
+) {
+    bench.allow_reruns();
+    let gate = Gate::closed();
+    let busy = Reply::new(429).hold(&gate);
+    bench.upstream.on_post("/pay").once().reply(busy);
+    bench.upstream.on_post("/pay").answer(201, "done");
+    let route = "timeout = \"500ms\"\nlinger = \"20s\"";
+    let gateway = bench.gateway().route(route).start().await;
+    let call = gateway.post("/pay").key("k");
+    let first = call.clone().send().await;
+    assert_eq!((first.status, &*first.problem()), (504, "outcome-unknown"));
+    gate.open();
+    eventually("the key is open", async || {
+        (bench.database.status("k").await == "failed_before_commit").then_some(())
+    })
+    .await;
+    let other = gateway.post("/pay").key("k").json("{}").send().await;
+    other.assert_problem(422, "key-reused", "mismatch");
+    call.send().await.assert_is(201, "executed");
 }
 
 async fn an_answer_that_breaks_off_is_never_a_clean_one(bench: Bench) {
