@@ -358,18 +358,14 @@ async fn what_waits_to_be_recorded_is_bounded(bench: Bench) {
         assert_eq!(answer.body.len(), 40_000);
     }
     proxy.set(Mode::Pass);
-    let settled = eventually("nothing is pending", async || {
+    // The sweep may come first: a late commit is taken from there too.
+    eventually("one is recorded, the others are unknown", async || {
         let records = bench.database.records().await;
-        let words: Vec<_> = records.into_iter().map(|record| record.status).collect();
-        (!words.contains(&"pending".to_owned())).then_some(words)
+        let mut words: Vec<_> = records.iter().map(|row| &*row.status).collect();
+        words.sort_unstable();
+        (words == ["completed", "outcome_unknown", "outcome_unknown"]).then_some(())
     })
     .await;
-    let completed = settled.iter().filter(|word| *word == "completed").count();
-    let unknown = settled
-        .iter()
-        .filter(|word| *word == "outcome_unknown")
-        .count();
-    assert_eq!((completed, unknown), (1, 2), "{settled:?}");
 }
 
 async fn a_waiter_is_not_given_an_unrecorded_answer(bench: Bench) {
