@@ -158,7 +158,7 @@ fn parse_line(line: &[u8]) -> Option<(HeaderName, HeaderValue)> {
 pub fn end_to_end(headers: HeaderMap) -> HeaderMap {
     let named: Vec<HeaderName> = nominated(&headers).collect();
     let stays = |name: &HeaderName| {
-        !named.contains(name) && !HOP_BY_HOP.contains(name) && !OWN_HEADERS.contains(name)
+        !named.contains(name) && !HOP_BY_HOP.contains(name) && !reads_as_own(name)
     };
     let mut kept = HeaderMap::with_capacity(headers.len());
     let mut stayed = None;
@@ -171,6 +171,16 @@ pub fn end_to_end(headers: HeaderMap) -> HeaderMap {
         }
     }
     kept
+}
+
+/// Whether a name is one of the gateway's own, also to services that can't tell `_` from `-`, such
+/// as those behind CGI and WSGI.
+fn reads_as_own(name: &HeaderName) -> bool {
+    OWN_HEADERS.contains(name)
+        || name.as_str().contains('_') && {
+            let name = name.as_str().replace('_', "-");
+            OWN_HEADERS.iter().any(|own| own.as_str() == name)
+        }
 }
 
 /// The header names that `Connection` nominates.

@@ -64,7 +64,7 @@ pub fn find<'a>(routes: &'a [Route], head: &Parts) -> Result<Matched<'a>, Proble
                 "no route of this gateway takes this host and path",
             )
         })?;
-    let guarded = route.methods.contains(&head.method)
+    let guarded = names_method(route, &head.method)
         && !is_never_guarded(&head.method)
         && !wants_upgrade(head.version, &head.headers);
     Ok(Matched { route, guarded })
@@ -119,6 +119,14 @@ pub fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
                 !protocol.is_empty() && !protocol.eq_ignore_ascii_case(b"h2c")
             })
         })
+}
+
+/// In any case: methods are case-sensitive (RFC 9110 section 9.1), but there are services to which
+/// `post` is a POST, and a route that requires a key must not be passed by like that.
+fn names_method(route: &Route, method: &Method) -> bool {
+    let method = method.as_str();
+    let mut named = route.methods.iter();
+    named.any(|named| named.as_str().eq_ignore_ascii_case(method))
 }
 
 fn is_never_guarded(method: &Method) -> bool {
@@ -426,6 +434,7 @@ mod tests {
             matched(&routes, &head(line, &fields)).unwrap().1
         };
         assert!(guarded("POST /", &[]));
+        assert!(guarded("post /", &[]), "it is a POST to some services");
         assert!(!guarded("PUT /", &[]), "the route does not name it");
         for method in ["GET", "HEAD", "OPTIONS", "TRACE"] {
             assert!(!guarded(&format!("{method} /"), &[]), "{method}");

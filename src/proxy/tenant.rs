@@ -71,12 +71,14 @@ impl Tenants {
         };
         let principal = match &self.config.principal {
             None => return Some(tenant),
-            Some(PrincipalSource::Header(name)) => only(headers, name)?,
-            Some(PrincipalSource::Credential) => {
-                only(headers, &AUTHORIZATION).or_else(|| only(headers, &COOKIE))?
+            Some(PrincipalSource::Header(name)) => only(headers, name)?.to_vec(),
+            // One that is doubled is no reason to go by the cookies.
+            Some(PrincipalSource::Credential) if headers.contains_key(AUTHORIZATION) => {
+                only(headers, &AUTHORIZATION)?.to_vec()
             }
+            Some(PrincipalSource::Credential) => cookies(headers)?,
         };
-        Some(tenant.with_principal(&secret.mark("principal", principal)))
+        Some(tenant.with_principal(&secret.mark("principal", &principal)))
     }
 
     fn is_hashed(&self) -> bool {
@@ -105,6 +107,15 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.as_bytes();
     (values.next().is_none() && !value.is_empty()).then_some(value)
+}
+
+/// All cookies, if there are any. HTTP/2 lets a client send them one by one, and that means the
+/// same as one line (RFC 9113 section 8.2.3).
+fn cookies(headers: &HeaderMap) -> Option<Vec<u8>> {
+    let lines = headers.get_all(COOKIE).iter();
+    let lines: Vec<_> = lines.map(http::HeaderValue::as_bytes).collect();
+    let cookies = lines.join(&b"; "[..]);
+    (!cookies.is_empty()).then_some(cookies)
 }
 
 #[cfg(test)]
@@ -173,5 +184,30 @@ mod tests {
         assert_ne!(a, b);
         assert!(a.as_str().starts_with("acme "));
         assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn a_principal_is_the_same_whether_its_cookies_come_in_one_line_or_one_by_one() {
+        let fixed = TenantSource::Fixed(TenantScope::named(b"acme").unwrap());
+        let tenants = tenants(fixed, Some(PrincipalSource::Credential));
+        let of = |lines: &[_]| tenants.scopes(&headers(lines)).map(|s| s.current);
+        let one_by_one = of(&[("cookie", "session=a"), ("cookie", "lang=en")]);
+        assert!(one_by_one.is_some());
+        assert_eq!(one_by_one, of(&[("cookie", "session=a; lang=en")]));
+    }
+
+    #[test]
+    fn a_doubled_credential_is_not_replaced_by_cookies() {
+        let fixed = TenantSource::Fixed(TenantScope::named(b"acme").unwrap());
+        let tenants = tenants(fixed, Some(PrincipalSource::Credential));
+        let credential = |value| ("authorization", value);
+        let doubled = [
+            credential("Bearer a"),
+            credential("Bearer b"),
+            ("cookie", "lang=en"),
+        ];
+        assert_eq!(tenants.scopes(&headers(&doubled)), None);
+        let empty = [credential(""), ("cookie", "lang=en")];
+        assert_eq!(tenants.scopes(&headers(&empty)), None);
     }
 }

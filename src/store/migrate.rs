@@ -78,6 +78,7 @@ pub async fn apply(url: &str) -> Result<Vec<Step>, OpenError> {
     match Target::parse(url)? {
         Target::Sqlite(path) => {
             let lock = FileLock::wait(&path, LOCK_WAIT).await?;
+            lock.make_database()?;
             let path = lock.database();
             let options = sqlite_options(path).create_if_missing(true);
             let options = options.journal_mode(SqliteJournalMode::Wal);

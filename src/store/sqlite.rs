@@ -92,6 +92,7 @@ impl SqliteStore {
     /// than this program, or older and `migrate` is off.
     pub async fn open(path: &Path, migrate: bool) -> Result<Self, OpenError> {
         let lock = FileLock::take(path)?;
+        lock.make_database()?;
         let options = options(lock.database());
         let writing = options
             .clone()

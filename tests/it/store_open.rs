@@ -18,6 +18,34 @@ use tempfile::TempDir;
 use crate::store_conformance::fixture::{claim, completion, key};
 
 #[tokio::test]
+async fn only_the_gateways_user_can_read_what_the_store_makes() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let opened = TestFile::new();
+    let store = SqliteStore::open(&opened.path, true).await.unwrap();
+    assert!(matches!(
+        store.reserve(&[claim("k")]).await.unwrap()[0],
+        Reserved::Won(_)
+    ));
+    let migrated = TestFile::new();
+    let url = format!("sqlite:{}", migrated.path.display());
+    migrate::apply(&url).await.unwrap();
+    let mut names = Vec::new();
+    for file in [&opened, &migrated] {
+        for entry in std::fs::read_dir(file.path.parent().unwrap()).unwrap() {
+            let entry = entry.unwrap();
+            let mode = entry.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", entry.path().display());
+            names.push(entry.file_name());
+        }
+    }
+    assert!(
+        names.len() >= 5,
+        "database, log, index, two locks: {names:?}"
+    );
+    store.close().await;
+}
+
+#[tokio::test]
 async fn a_second_process_on_one_file_is_refused_and_told_what_to_do() {
     let file = TestFile::new();
     let store = SqliteStore::open(&file.path, true).await.unwrap();

@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +14,9 @@ use tokio::time::Instant;
 
 use crate::store::open::OpenError;
 
+/// What is made here is for the gateway's user alone: the database holds answers, and the secret of
+/// every keyed hash. SQLite makes the files beside it with the same mode.
+const MODE: u32 = 0o600;
 /// Between two looks at a lock that is held.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -33,13 +37,7 @@ impl FileLock {
         let database = resolve(path)?;
         let mut lock = OsString::from(&database);
         lock.push(".lock");
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).open(&lock);
-        let file = file.map_err(|source| OpenError::File {
-            path: lock.into(),
-            advice: "let the gateway's user write in its directory",
-            source: source.into(),
-        })?;
+        let file = make(Path::new(&lock))?;
         match file.try_lock() {
             Ok(()) => Ok(Self {
                 database,
@@ -70,10 +68,29 @@ impl FileLock {
         }
     }
 
+    /// Makes an empty database where there is none, readable by the gateway's user alone. One that
+    /// is there keeps its mode.
+    ///
+    /// # Errors
+    /// [`OpenError::File`] when there can't be one.
+    pub fn make_database(&self) -> Result<(), OpenError> {
+        make(&self.database).map(drop)
+    }
+
     /// The database's path, the same by whichever link it was reached.
     pub fn database(&self) -> &Path {
         &self.database
     }
+}
+
+fn make(path: &Path) -> Result<File, OpenError> {
+    let mut options = OpenOptions::new();
+    let options = options.create(true).truncate(false).write(true).mode(MODE);
+    options.open(path).map_err(|source| OpenError::File {
+        path: path.to_owned(),
+        advice: "let the gateway's user write it, and in its directory",
+        source: source.into(),
+    })
 }
 
 /// One name for one file: two links to it must not make two locks.
