@@ -14,7 +14,7 @@ use crate::domain::policy::OnUnknown;
 use crate::domain::record::{Committed, Completion, GiveUp, Heartbeat, Release, State, Validity};
 use crate::ids;
 use crate::store::StoreError;
-use crate::telemetry::metric;
+use crate::telemetry::{Chain, metric};
 
 /// An owner beats this many times within a lease, so that one lost beat costs nothing.
 const BEATS_PER_LEASE: u32 = 3;
@@ -72,7 +72,7 @@ impl Gate {
                     std::future::pending::<()>().await;
                 }
                 Err(error) => tracing::debug!(
-                    error = &*error as &dyn std::error::Error,
+                    error = %Chain(&*error),
                     "a heartbeat failed; the next one will try again"
                 ),
             }
@@ -192,7 +192,7 @@ impl Gate {
     /// waiting until the store has it, or until `record_retry` is over.
     fn commit_later(&self, mut permit: Permit, completion: Completion) {
         permit.mark_settled();
-        let bytes = completion.recorded.len();
+        let bytes = completion.recorded.held_bytes();
         let held = self.0.retrying_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let gate = self.clone();
         let give_back = move |gate: &Self| {
@@ -221,7 +221,7 @@ impl Gate {
                 Err(error) => {
                     tracing::error!(
                         pool = %permit.key.pool,
-                        error = &*error as &dyn std::error::Error,
+                        error = %Chain(&*error),
                         "an answer could not be recorded in time; its record will end as unknown"
                     );
                     "lost"
