@@ -299,7 +299,7 @@ fn start_upkeep(
         period,
         deadline: config.operation_timeout * 2,
     };
-    let sweeper = Sweeper::new(Arc::clone(store), Box::new(|_| {}));
+    let sweeper = Sweeper::new(Arc::clone(store));
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
