@@ -7,6 +7,7 @@ mod check;
 mod demo;
 mod flags;
 mod migrate;
+mod paint;
 pub mod records;
 mod serve;
 
