@@ -31,7 +31,8 @@ WORKDIR /var/lib/oncegate
 VOLUME /var/lib/oncegate
 EXPOSE 8080 9090
 STOPSIGNAL SIGTERM
-# There is no HEALTHCHECK: nothing in this image could make an HTTP request. Let the orchestrator
-# ask the admin listener: /readyz for traffic, /healthz for life.
+# Orchestrators ask the admin listener instead: /readyz for traffic, /healthz for life.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=20s \
+    CMD ["/usr/local/bin/oncegate", "check", "--config", "/etc/oncegate/oncegate.toml", "--ready"]
 ENTRYPOINT ["/usr/local/bin/oncegate"]
 CMD ["serve", "--config", "/etc/oncegate/oncegate.toml"]

@@ -8,6 +8,7 @@ mod demo;
 mod flags;
 mod migrate;
 mod paint;
+mod ready;
 pub mod records;
 mod serve;
 

@@ -226,8 +226,8 @@ pub trait Store: Send + Sync + 'static {
         completions: &[Completion],
     ) -> Result<Vec<Option<Committed>>, StoreError>;
 
-    /// Gives up rows that bear the token and are `pending` (or `outcome_unknown`, for
-    /// [`GiveUp::NotSent`](crate::domain::record::GiveUp)). A row that bears the token and is
+    /// Gives up rows that bear the token and are `pending` (or `outcome_unknown`, where the owner
+    /// [is certain](crate::domain::record::GiveUp::is_certain)). A row that bears the token and is
     /// already where the release leads gives the same answer again. `None`: stale.
     async fn release(&self, releases: &[Release]) -> Result<Vec<Option<Released>>, StoreError>;
 

@@ -12,14 +12,17 @@ use crate::config::input::Environment;
 use crate::config::report::{Finding, Report, Setting};
 
 const EXAMPLES: &str = "\
-Takes the flags, the environment and the file of `oncegate serve`, opens no socket and no store,
-and prints every value with where it stands. Secrets are hidden.
+Takes the flags, the environment and the file of `oncegate serve`, opens no store, and prints every
+value with where it stands. Secrets are hidden.
 
 Examples:
   oncegate check --config oncegate.toml
   oncegate check --config oncegate.toml --json | jq '.settings[] | select(.origin != \"default\")'
 
-Exit code 0 means that `serve` would start with it, 78 that it would not.";
+  oncegate check --config oncegate.toml --ready
+
+Exit code 0 means that `serve` would start with it or, with --ready, that the gateway is ready; 1
+that it is not; 78 that the configuration is wrong.";
 
 /// Values longer than this don't push the column of origins further to the right.
 const VALUE_COLUMN_MAX: usize = 44;
@@ -33,6 +36,11 @@ pub(super) struct Args {
     /// Print one JSON object instead of a table, also when the configuration is wrong
     #[arg(long)]
     json: bool,
+
+    /// Ask the gateway that runs with this configuration whether traffic may come, as a container's
+    /// health check; exit with 1 when it may not
+    #[arg(long, conflicts_with = "json")]
+    ready: bool,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -50,7 +58,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             ExitCode::from(EXIT_CONFIG)
         });
     }
-    let report = loaded?.report;
+    let config::Loaded { config, report } = loaded?;
+    if args.ready {
+        super::block_on(super::ready::ask(config.admin))?;
+        super::say("ready");
+        return Ok(ExitCode::SUCCESS);
+    }
     super::say(as_table(&report.settings).trim_end());
     for warning in &report.warnings {
         eprintln!("warning: {warning}");

@@ -61,7 +61,7 @@ const NOT_KEPT_PREFIXES: [&str; 5] = [
 /// An answer as a decision keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// 200 to 599.
+    /// Three digits, as the upstream gave it.
     pub status: u16,
     /// The end-to-end headers that are kept.
     pub headers: HeaderBlock,

@@ -211,6 +211,15 @@ pub enum GiveUp {
     Hold,
 }
 
+impl GiveUp {
+    /// Whether the owner knows what came of its attempt, so that it may release a record that was
+    /// taken for unknown meanwhile.
+    #[must_use]
+    pub fn is_certain(self) -> bool {
+        matches!(self, Self::NotSent | Self::Answered)
+    }
+}
+
 /// An owner's release.
 #[derive(Clone, Debug)]
 pub struct Release {

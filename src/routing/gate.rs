@@ -164,8 +164,11 @@ impl Gate {
                     }
                     Some(denial) => denial,
                 },
-                Joined::KeyFull => Denial::KeyFull(ask.policy.lease),
-                Joined::Full => Denial::Full,
+                // Who would not wait anyway needs no place to be told.
+                Joined::KeyFull(phase) => self
+                    .denial_in(ask, phase)
+                    .unwrap_or(Denial::KeyFull(ask.policy.lease)),
+                Joined::Full(phase) => self.denial_in(ask, phase).unwrap_or(Denial::Full),
             };
             return Admission::Refuse(denial);
         }
@@ -203,17 +206,13 @@ impl Gate {
     /// Waits behind this process's own leader. `None`: decide again.
     async fn follow(&self, ask: &Ask, mut follower: Follower) -> Option<Denial> {
         loop {
-            match follower.phase() {
+            let phase = follower.phase();
+            if let Some(denial) = self.denial_in(ask, phase) {
+                return Some(denial);
+            }
+            match phase {
                 Phase::Closed => return None,
-                Phase::Held(fingerprint) => {
-                    if !self.is_same(ask, fingerprint.as_ref()) {
-                        return Some(Denial::Refused(Refusal::Mismatch));
-                    }
-                    if ask.policy.duplicates == Duplicates::Reject {
-                        return Some(Denial::InProgress(ask.policy.lease));
-                    }
-                }
-                Phase::StoreDown => return Some(Denial::StoreUnavailable),
+                Phase::Held(_) | Phase::StoreDown => {}
                 // A matter of one look at the store: even who may not wait, waits for that.
                 Phase::Opening => {
                     tokio::select! {
@@ -226,6 +225,20 @@ impl Gate {
                 () = follower.changed() => {}
                 denial = self.patience(ask, ask.policy.lease) => return Some(denial),
             }
+        }
+    }
+
+    /// Why a follower of a flight in this phase would not wait.
+    fn denial_in(&self, ask: &Ask, phase: Phase) -> Option<Denial> {
+        match phase {
+            Phase::Held(fingerprint) if !self.is_same(ask, fingerprint.as_ref()) => {
+                Some(Denial::Refused(Refusal::Mismatch))
+            }
+            Phase::Held(_) if ask.policy.duplicates == Duplicates::Reject => {
+                Some(Denial::InProgress(ask.policy.lease))
+            }
+            Phase::StoreDown => Some(Denial::StoreUnavailable),
+            Phase::Opening | Phase::Held(_) | Phase::Closed => None,
         }
     }
 

@@ -41,12 +41,13 @@ impl Gate {
     pub(super) async fn lead(&self, ask: &Ask, mut leader: Leader, mut waited: bool) -> Admission {
         let key = match self.present_key(ask).await {
             Ok(key) => key,
-            Err(error) => return self.store_down(ask, &leader, &error),
+            Err(error) => return self.store_down(ask, &leader, waited, &error),
         };
         // Only rounds in which nobody made progress count: a wait is progress.
         let mut races = 0;
         while races < ROUNDS_MAX {
-            leader = match self.round(ask, &key, leader, waited).await {
+            let seen = waited || races > 0;
+            leader = match self.round(ask, &key, leader, waited, seen).await {
                 Round::Done(admission) => return admission,
                 Round::Waited(leader) => {
                     waited = true;
@@ -77,7 +78,15 @@ impl Gate {
         Ok(ask.key.clone())
     }
 
-    async fn round(&self, ask: &Ask, key: &RecordKey, leader: Leader, waited: bool) -> Round {
+    /// `seen`: a record was there before, or an owner here.
+    async fn round(
+        &self,
+        ask: &Ask,
+        key: &RecordKey,
+        leader: Leader,
+        waited: bool,
+        seen: bool,
+    ) -> Round {
         let claim = self.claim(ask, key);
         let asked_at = Instant::now();
         match self.0.group.reserve(claim.clone()).await {
@@ -87,7 +96,7 @@ impl Gate {
                 self.met(ask, claim, &record, asked_at, leader, waited)
                     .await
             }
-            Err(error) => self.claim_failed(ask, &claim, leader, &error),
+            Err(error) => self.claim_failed(ask, &claim, leader, seen, &error),
         }
     }
 
@@ -158,7 +167,7 @@ impl Gate {
         match self.store().reclaim(&claim, seen).await {
             Ok(Some(claimed)) => execute(claim, claimed.generation_id, asked_at, leader),
             Ok(None) => Round::Again(leader),
-            Err(error) => self.claim_failed(ask, &claim, leader, &error),
+            Err(error) => self.claim_failed(ask, &claim, leader, true, &error),
         }
     }
 
@@ -234,12 +243,19 @@ impl Gate {
 
     /// A claim gave no result: nothing is sent. If it may have been made it is undone, since a
     /// row that nobody works on would keep the key from its client.
-    fn claim_failed(&self, ask: &Ask, claim: &Claim, leader: Leader, error: &StoreError) -> Round {
+    fn claim_failed(
+        &self,
+        ask: &Ask,
+        claim: &Claim,
+        leader: Leader,
+        seen: bool,
+        error: &StoreError,
+    ) -> Round {
         if error.may_have_happened() {
             self.undo(ask, claim, leader);
             return Round::Done(refuse_store_down(error));
         }
-        Round::Done(self.store_down(ask, &leader, error))
+        Round::Done(self.store_down(ask, &leader, seen, error))
     }
 
     /// Goes on trying to release a claim that may have been made. Until the store has answered
@@ -279,9 +295,11 @@ impl Gate {
     }
 
     /// The store can't be asked and nothing was claimed. A route that says `pass` is forwarded
-    /// only while this gateway knows nothing at all of the key.
-    fn store_down(&self, ask: &Ask, leader: &Leader, error: &StoreError) -> Admission {
-        let unknown_here = !self.0.replay.knows(&ask.key)
+    /// only while this gateway knows nothing at all of the key; a request that waited, or saw a
+    /// record, knows that there was another.
+    fn store_down(&self, ask: &Ask, leader: &Leader, seen: bool, error: &StoreError) -> Admission {
+        let unknown_here = !seen
+            && !self.0.replay.knows(&ask.key)
             && !leader.has_followers()
             && !self.ambiguous().contains(&ask.key);
         if ask.policy.on_store_down == OnStoreDown::Pass

@@ -109,7 +109,7 @@ impl Gate {
                 .committed(permit, completion, committed, asked_at)
                 .await;
         }
-        self.commit_later(permit, completion);
+        self.commit_later(permit, completion, asked_at);
         Settled::Unrecorded
     }
 
@@ -189,8 +189,9 @@ impl Gate {
     }
 
     /// The store did not take the decision in time. Its client has its answer; duplicates go on
-    /// waiting until the store has it, or until `record_retry` is over.
-    fn commit_later(&self, mut permit: Permit, completion: Completion) {
+    /// waiting until the store has it, or until `record_retry` is over. `asked_at` is from before
+    /// the store was first asked: the commit may be that old, and so its validity.
+    fn commit_later(&self, mut permit: Permit, completion: Completion, asked_at: Instant) {
         permit.mark_settled();
         let bytes = completion.recorded.held_bytes();
         let held = self.0.retrying_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -206,8 +207,7 @@ impl Gate {
             return;
         }
         self.0.tracker.spawn(async move {
-            let asked_at = Instant::now();
-            let until = asked_at + gate.0.settings.record_retry;
+            let until = Instant::now() + gate.0.settings.record_retry;
             let result = match gate.try_commit(&completion, until).await {
                 Ok(committed) => {
                     match gate

@@ -53,10 +53,10 @@ pub enum Joined {
     Leader(Leader),
     /// It follows.
     Follower(Follower),
-    /// The key has as many waiters as it may have.
-    KeyFull,
-    /// The gateway has as many waiters as it may have.
-    Full,
+    /// The key has as many waiters as it may have. What a follower would see.
+    KeyFull(Phase),
+    /// The gateway has as many waiters as it may have. What a follower would see.
+    Full(Phase),
 }
 
 /// The right to talk to the store about a key. Dropping it closes the flight.
@@ -120,10 +120,10 @@ impl Flights {
     fn follow(&self, flight: &Arc<Flight>) -> Joined {
         // Under the map's lock, so that racing joins can't overrun the key's count.
         if flight.waiters.load(Ordering::Relaxed) >= self.0.waiters_per_key_max {
-            return Joined::KeyFull;
+            return Joined::KeyFull(*flight.phase.borrow());
         }
         match self.place(flight) {
-            None => Joined::Full,
+            None => Joined::Full(*flight.phase.borrow()),
             Some(place) => Joined::Follower(Follower {
                 phase: flight.phase.subscribe(),
                 _place: place,
@@ -268,9 +268,9 @@ mod tests {
         let b = leader(flights.join(&key("b")));
         let a1 = follower(flights.join(&key("a")));
         let a2 = follower(flights.join(&key("a")));
-        assert!(matches!(flights.join(&key("a")), Joined::KeyFull));
+        assert!(matches!(flights.join(&key("a")), Joined::KeyFull(_)));
         let b1 = follower(flights.join(&key("b")));
-        assert!(matches!(flights.join(&key("b")), Joined::Full));
+        assert!(matches!(flights.join(&key("b")), Joined::Full(_)));
         drop(a1);
         assert!(matches!(flights.join(&key("b")), Joined::Follower(_)));
         drop((a, a2, b, b1));

@@ -1,6 +1,6 @@
 //! The store on one SQLite file, for one gateway.
 //!
-//! One connection writes ([`writer`](self)), a few read, one copies the log ([`checkpoint`](self)).
+//! One connection writes (`writer`), a few read, and one copies the log (`checkpoint`).
 //! The file is in WAL mode with `synchronous = full`, so an acknowledged commit survives a loss of
 //! power. A second process is kept off by [`FileLock`].
 //!

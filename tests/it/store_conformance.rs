@@ -43,7 +43,7 @@ macro_rules! conformance {
             settling::duplicates_in_a_batch_count_as_if_one_by_one,
             settling::a_release_leads_where_the_owner_says,
             settling::a_release_sent_again_gets_the_same_answer,
-            settling::only_not_sent_releases_an_unknown_outcome,
+            settling::only_who_is_certain_releases_an_unknown_outcome,
             settling::what_may_have_been_sent_is_never_forgotten_within_a_generation,
             settling::a_heartbeat_extends_a_lease_that_nobody_swept,
             settling::a_heartbeat_is_refused_once_the_record_is_not_pending,

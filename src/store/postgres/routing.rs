@@ -293,9 +293,9 @@ impl Runner {
         let mut taken = vec![None; releases.len()];
         for (nth_round, round) in rounds(releases, |r| (&r.key, r.token)).iter().enumerate() {
             let rows = self.rows(Repeat::Safe, || {
-                let not_sent = |index: &usize| releases[*index].give_up == GiveUp::NotSent;
+                let certain = |index: &usize| releases[*index].give_up.is_certain();
                 bind_releases(fixed(RELEASE), releases, round)
-                    .bind(round.iter().map(not_sent).collect::<Vec<_>>())
+                    .bind(round.iter().map(certain).collect::<Vec<_>>())
             });
             let rows = rows.await.map_err(doubt_after(nth_round))?;
             note_released(&rows, round, &mut taken)?;

@@ -186,8 +186,8 @@ fn recorded(row: &PgRow) -> Result<Recorded, StoreError> {
     let status: i16 = get(row, "answer_status")?;
     let status = u16::try_from(status)
         .ok()
-        .filter(|status| (200..=599).contains(status));
-    let status = status.ok_or_else(|| bad_decision("answer_status", "not 200 to 599"))?;
+        .filter(|status| (100..=999).contains(status));
+    let status = status.ok_or_else(|| bad_decision("answer_status", "no status of an answer"))?;
     let block = |column, bytes: &[u8]| {
         HeaderBlock::stored(Bytes::copy_from_slice(bytes))
             .ok_or_else(|| bad_decision(column, "not a block of header lines"))

@@ -1,4 +1,4 @@
-//! Records and decisions, one at a time; what is hot is in [`batches`](super::batches).
+//! Records and decisions, one at a time; what is hot is in `batches`.
 
 use std::slice;
 
@@ -157,7 +157,7 @@ async fn release_one(
             of_owner(FAIL, &release.key, release.token)
                 .bind(maybe_sent)
                 .bind(now_ms)
-                .bind(release.give_up == GiveUp::NotSent)
+                .bind(release.give_up.is_certain())
         }
     };
     let done = done.execute(&mut *connection).await;

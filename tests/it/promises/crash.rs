@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::blackhole::Blackhole;
 use crate::support::client::{Call, Http2};
 use crate::support::clock::{AT_ONCE, eventually, let_pass, within};
 use crate::support::gateway::{Bench, LEASE, TestGateway};
@@ -18,6 +19,7 @@ each_store!(
     a_record_without_a_lease_stays_for_an_operator,
     a_drain_finishes_what_was_begun,
     a_drain_that_takes_too_long_is_honest,
+    a_drain_gives_back_what_was_not_sent,
     kills_under_load_run_nothing_twice,
 );
 
@@ -269,6 +271,23 @@ async fn a_drain_that_takes_too_long_is_honest(bench: Bench) {
     // Not left to the lease.
     assert_eq!(bench.database.status("k").await, "outcome_unknown");
     drop(owner);
+}
+
+/// An owner that still tries to connect has sent nothing: its key is open at once.
+async fn a_drain_gives_back_what_was_not_sent(bench: Bench) {
+    let hole = Blackhole::new().await;
+    let pool = format!("targets = [{:?}]\nconnect_timeout = \"1m\"", hole.url());
+    let setup = bench.gateway().section("limits", "grace = \"3s\"");
+    let route = "lease = \"30s\"\ntimeout = \"1m\"";
+    let mut gateway = setup.pool(&pool).route(route).start().await;
+    let mut owner = gateway.post("/pay").key("k").start().await;
+    gateway.until_metric("oncegate_owners", &[], 1.0).await;
+    gateway.sigterm();
+    if let Ok(answer) = owner.answer().await {
+        assert_eq!(answer.idempotency(), "refused", "{answer:?}");
+    }
+    gateway.end().await;
+    assert_eq!(bench.database.status("k").await, "failed_before_commit");
 }
 
 /// Whatever is killed when: each key ran at most once (the bench looks), each ends, and what was

@@ -15,6 +15,7 @@ each_store!(
     one_waiter_becomes_the_owner_when_the_first_answer_is_released,
     more_waiters_than_fit_on_a_key_are_turned_away,
     more_waiters_than_fit_in_all_are_turned_away,
+    who_would_not_wait_needs_no_place_to_be_told,
     more_bodies_than_fit_are_turned_away,
     a_slow_key_holds_no_other_key_up,
     a_hot_key_costs_the_store_little,
@@ -243,6 +244,42 @@ async fn more_waiters_than_fit_in_all_are_turned_away(bench: Bench) {
     gate.open();
     for other in firsts.into_iter().chain(parked) {
         assert_eq!(other.answer().await.status, 201);
+    }
+}
+
+/// Another request under the key, or one whose route rejects duplicates, is told so whether or not
+/// there is room for a waiter.
+async fn who_would_not_wait_needs_no_place_to_be_told(bench: Bench) {
+    let gate = Gate::closed();
+    let slow = || Reply::new(201).hold(&gate);
+    bench.upstream.on_post("/pay").reply(slow());
+    bench.upstream.on_post("/reject").reply(slow());
+    let reject = "path = \"/reject\"\npool = \"main\"\nduplicates = \"reject\"";
+    for (limits, keys) in [
+        ("waiters_per_key_max = 1", ["a", "b"]),
+        ("waiters_per_key_max = 1\nwaiters_max = 1", ["c", "d"]),
+    ] {
+        let [pay, other] = keys;
+        let setup = bench.gateway().section("limits", limits);
+        let mut gateway = setup.other_route(reject).start().await;
+        let firsts = [("/pay", pay), ("/reject", other)]
+            .map(|(path, key)| gateway.post(path).key(key).begin());
+        let begun = |key| {
+            bench
+                .upstream
+                .until(move |state| state.executions(key) == 1)
+        };
+        begun(pay).await;
+        begun(other).await;
+        let parked = gateway.post("/pay").key(pay).begin();
+        gateway.until_parked(1).await;
+
+        let mismatch = gateway.post("/pay").key(pay).json("{}").send().await;
+        mismatch.assert_problem(422, "key-reused", "mismatch");
+        let rejected = gateway.post("/reject").key(other).send().await;
+        rejected.assert_problem(409, "in-progress", "in-progress");
+        drop((firsts, parked));
+        gateway.sigkill();
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use sqlx::Executor as _;
+
 use crate::support::chaos_proxy::{ChaosProxy, Mode};
 use crate::support::client::{Answer, send_all};
 use crate::support::clock::{AT_ONCE, eventually, let_pass};
@@ -13,10 +15,15 @@ on_postgres!(
     without_the_store_nothing_is_sent,
     a_silent_store_is_no_store,
     a_route_may_pass_without_the_store_what_this_gateway_knows_nothing_of,
+    a_route_never_passes_what_this_gateway_has_seen_in_the_store,
     nobody_waits_longer_than_the_route_says_while_the_store_is_gone,
     a_lost_acknowledgement_is_no_conflict,
     an_answer_that_could_not_be_recorded_is_given_and_recorded_later,
+    a_drain_waits_for_what_is_not_recorded_yet,
+    what_waits_to_be_recorded_is_bounded,
     a_waiter_is_not_given_an_unrecorded_answer,
+    a_commit_that_was_acknowledged_late_is_valid_from_when_it_happened,
+    an_answer_that_is_released_late_opens_its_key,
     a_short_outage_aborts_no_call,
     an_owner_that_lost_its_lease_before_sending_sends_nothing,
     a_cached_decision_is_trusted_for_a_while_only,
@@ -167,6 +174,42 @@ async fn a_route_may_pass_without_the_store_what_this_gateway_knows_nothing_of(b
     assert_eq!(owner.answer().await.status, 201);
 }
 
+/// The store refuses claims at the moment in which they follow a look at a record: what was there is
+/// known, so nothing is passed.
+async fn a_route_never_passes_what_this_gateway_has_seen_in_the_store(bench: Bench) {
+    const REFUSAL: &[u8] = b"E\0\0\0\x23SERROR\0VERROR\0C57014\0Mrefused\0\0Z\0\0\0\x05I";
+    let insert = |key: &str, status: &str| {
+        format!(
+            "insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, status)
+             values ('acme', 'main', '{key}', '{status}')"
+        )
+    };
+    let proxy = proxy(&bench).await;
+    let setup = behind(&bench, &proxy).route("on_store_down = \"pass\"");
+    let gateway = setup.start().await;
+
+    // Only the statement that reclaims is refused.
+    let failed = insert("failed", "failed_before_commit");
+    bench.database.execute(&failed).await;
+    proxy.set(Mode::Answer(b"set status = 'pending'", REFUSAL));
+    assert_unavailable(&gateway.post("/pay").key("failed").send().await);
+    assert_eq!(bench.upstream.executions("failed"), 0);
+    proxy.set(Mode::Pass);
+
+    // Only what carries a claim's terms is refused, so looking goes on.
+    bench.database.execute(&insert("owned", "pending")).await;
+    let waiter = gateway.post("/pay").key("owned").begin();
+    gateway.until_parked(1).await;
+    proxy.set(Mode::Answer(b"hold", REFUSAL));
+    let fresh = gateway.post("/pay").key("fresh").send().await;
+    fresh.assert_is(200, "bypassed");
+    let unknown = "update eec_routing_idempotency set status = 'outcome_unknown'
+        where idempotency_key = 'owned'";
+    bench.database.execute(unknown).await;
+    assert_unavailable(&waiter.answer().await);
+    assert_eq!(bench.upstream.executions("owned"), 0);
+}
+
 /// A claim that may have been made is undone in the background; its duplicates are not kept longer
 /// than any other.
 async fn nobody_waits_longer_than_the_route_says_while_the_store_is_gone(bench: Bench) {
@@ -270,6 +313,69 @@ async fn an_answer_that_could_not_be_recorded_is_given_and_recorded_later(bench:
     assert!(metrics.sum("oncegate_unrecorded_total", &[]) > 0.5);
 }
 
+async fn a_drain_waits_for_what_is_not_recorded_yet(bench: Bench) {
+    let proxy = proxy(&bench).await;
+    let setup = behind(&bench, &proxy).section("limits", "grace = \"20s\"");
+    let mut gateway = setup.route("lease = \"10s\"").start().await;
+    let gate = Gate::closed();
+    bench
+        .upstream
+        .on_post("/pay")
+        .reply(Reply::new(201).hold(&gate));
+    let first = gateway.post("/pay").key("k").begin();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    proxy.set(Mode::Reset);
+    gate.open();
+    first.answer().await.assert_is(201, "unrecorded");
+    gateway.sigterm();
+    let_pass(LEASE / 2).await;
+    assert!(gateway.is_running(), "it has something to record");
+    proxy.set(Mode::Pass);
+    assert_eq!(gateway.end().await.code(), Some(0));
+    assert_eq!(bench.database.status("k").await, "completed");
+}
+
+/// Beyond the bound an answer is still given, and its record ends as unknown: never as free.
+async fn what_waits_to_be_recorded_is_bounded(bench: Bench) {
+    let proxy = proxy(&bench).await;
+    let gate = Gate::closed();
+    let large = Reply::new(201).body(vec![b'x'; 40_000]).hold(&gate);
+    bench.upstream.on_post("/pay").reply(large);
+    let gateway = behind(&bench, &proxy)
+        .section("limits", "record_retry_bytes_max = \"64KiB\"")
+        .route("store_body_max = \"60KiB\"")
+        .start()
+        .await;
+    let calls = ["a", "b", "c"].map(|key| gateway.post("/pay").key(key).begin());
+    bench
+        .upstream
+        .until(|state| state.requests.len() == 3)
+        .await;
+    proxy.set(Mode::Reset);
+    gate.open();
+    for call in calls {
+        let answer = call.answer().await;
+        answer.assert_is(201, "unrecorded");
+        assert_eq!(answer.body.len(), 40_000);
+    }
+    proxy.set(Mode::Pass);
+    let settled = eventually("nothing is pending", async || {
+        let records = bench.database.records().await;
+        let words: Vec<_> = records.into_iter().map(|record| record.status).collect();
+        (!words.contains(&"pending".to_owned())).then_some(words)
+    })
+    .await;
+    let completed = settled.iter().filter(|word| *word == "completed").count();
+    let unknown = settled
+        .iter()
+        .filter(|word| *word == "outcome_unknown")
+        .count();
+    assert_eq!((completed, unknown), (1, 2), "{settled:?}");
+}
+
 async fn a_waiter_is_not_given_an_unrecorded_answer(bench: Bench) {
     let proxy = proxy(&bench).await;
     let gate = Gate::closed();
@@ -297,6 +403,94 @@ async fn a_waiter_is_not_given_an_unrecorded_answer(bench: Bench) {
         (answer.status == 201).then_some(())
     })
     .await;
+}
+
+/// The commit happened and nobody was told. When the gateway learns of it, the answer is as old as
+/// the store says, and is served no longer than that.
+async fn a_commit_that_was_acknowledged_late_is_valid_from_when_it_happened(bench: Bench) {
+    bench.allow_reruns();
+    let Database::Postgres(database) = &bench.database else {
+        panic!("on PostgreSQL");
+    };
+    let proxy = proxy(&bench).await;
+    let gate = Gate::closed();
+    let slow = Reply::new(201).hold(&gate);
+    bench.upstream.on_post("/pay").reply(slow);
+    let times = "timeout = \"5s\"\nvalid_for = \"6s\"\nlease = \"5s\"";
+    let gateway = behind(&bench, &proxy).route(times).start().await;
+    let first = gateway.post("/pay").key("k").begin();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+
+    // Held until the commit waits for it; then the line goes silent, and the commit goes through.
+    let mut holder = database.connect().await;
+    let hold = "begin; select 1 from eec_routing_idempotency for update";
+    holder.execute(sqlx::raw_sql(hold)).await.expect("a lock");
+    gate.open();
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() \
+        and wait_event_type = 'Lock' and query like '%into eec_routing_decision%'";
+    eventually("the commit waits", async || {
+        (bench.database.number(waits).await > 0).then_some(())
+    })
+    .await;
+    proxy.set(Mode::Silent);
+    holder.execute("commit").await.expect("the lock is free");
+    eventually("it is committed", async || {
+        (bench.database.status("k").await == "completed").then_some(())
+    })
+    .await;
+    first.answer().await.assert_is(201, "unrecorded");
+    proxy.set(Mode::Pass);
+    eventually("the gateway knows", async || {
+        let metrics = gateway.metrics().await;
+        (metrics.sum("oncegate_unrecorded_total", &[("result", "committed")]) > 0.5).then_some(())
+    })
+    .await;
+    let record = bench.database.record("k").await.expect("a valid record");
+    let left = Duration::from_millis(u64::try_from(record.valid_ms).expect("it is valid"));
+    gateway
+        .post("/pay")
+        .key("k")
+        .send()
+        .await
+        .assert_is(201, "replayed");
+    let_pass(left + Duration::from_millis(100)).await;
+    let again = gateway.post("/pay").key("k").send().await;
+    again.assert_is(201, "executed");
+}
+
+/// The store was away for longer than the lease, and the record was taken for unknown meanwhile.
+/// Its owner knows better: the upstream answered, and said to come again.
+async fn an_answer_that_is_released_late_opens_its_key(bench: Bench) {
+    bench.allow_reruns();
+    let proxy = proxy(&bench).await;
+    let gate = Gate::closed();
+    let busy = Reply::new(429).hold(&gate);
+    bench.upstream.on_post("/pay").once().reply(busy);
+    bench.upstream.on_post("/pay").answer(201, "done");
+    let gateway = behind(&bench, &proxy).start().await;
+    let _sweeper = bench.gateway().start().await;
+    let first = gateway.post("/pay").key("k").begin();
+    bench
+        .upstream
+        .until(|state| state.executions("k") == 1)
+        .await;
+    proxy.set(Mode::Reset);
+    eventually("its lease is over", async || {
+        (bench.database.status("k").await == "outcome_unknown").then_some(())
+    })
+    .await;
+    gate.open();
+    first.answer().await.assert_is(429, "executed");
+    proxy.set(Mode::Pass);
+    let again = eventually("the key is open", async || {
+        let answer = gateway.post("/pay").key("k").send().await;
+        (answer.status == 201).then_some(answer)
+    })
+    .await;
+    again.assert_is(201, "executed");
 }
 
 /// A failed heartbeat never aborts a call.

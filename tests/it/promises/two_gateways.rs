@@ -24,6 +24,7 @@ on_postgres!(
     an_uncommitted_rival_ends_as_owner_or_duplicate,
     a_slow_insert_opens_no_gap,
     a_decision_made_here_is_replayed_there,
+    an_unheard_of_status_is_replayed_there_too,
     one_connection_to_the_store_is_enough,
     those_who_wait_for_another_gateways_owner_are_waiters,
 );
@@ -245,6 +246,20 @@ async fn a_slow_insert_opens_no_gap(bench: Bench) {
     for answers in answers.chunks(20) {
         assert_one_executed(answers);
     }
+}
+
+/// No such status is defined, and upstreams use them all the same.
+async fn an_unheard_of_status_is_replayed_there_too(bench: Bench) {
+    bench.upstream.on_post("/pay").answer(999, "no");
+    let [one, other] = two(&bench).await;
+    one.post("/pay")
+        .key("k")
+        .send()
+        .await
+        .assert_is(999, "executed");
+    let again = other.post("/pay").key("k").send().await;
+    again.assert_is(999, "replayed");
+    assert_eq!(again.text(), "no");
 }
 
 async fn a_decision_made_here_is_replayed_there(bench: Bench) {

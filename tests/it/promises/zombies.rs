@@ -9,6 +9,7 @@ on_postgres!(
     a_frozen_owners_request_is_not_run_again,
     a_frozen_owner_may_still_complete_what_nobody_took_over,
     a_late_owner_writes_nothing_over_its_successor,
+    a_late_owner_disturbs_no_successor_at_work,
     a_killed_owners_waiters_elsewhere_are_told,
     a_killed_owners_waiter_elsewhere_sends_again_where_the_route_says_so,
 );
@@ -122,6 +123,58 @@ async fn a_late_owner_writes_nothing_over_its_successor(bench: Bench) {
     one.until_metric("oncegate_stale_owner_total", &[], 1.0)
         .await;
     assert_eq!(bench.upstream.executions("k"), 2);
+}
+
+/// The successor is still at work when the late owner comes with an answer to keep, or with one
+/// that would open the key again.
+async fn a_late_owner_disturbs_no_successor_at_work(bench: Bench) {
+    bench.allow_reruns();
+    let redrive = || bench.gateway().route("on_unknown = \"redrive\"");
+    let mut one = redrive().start().await;
+    let other = redrive().start().await;
+    for (key, status) in [("completes", 201), ("releases", 429)] {
+        let (early, late) = (Gate::closed(), Gate::closed());
+        let path = format!("/{key}");
+        let first = Reply::new(status).body("A").hold(&early);
+        bench.upstream.on_post(&path).once().reply(first);
+        let second = Reply::new(201).body("B").hold(&late);
+        bench.upstream.on_post(&path).reply(second);
+        let first = one.post(&path).key(key).begin();
+        bench
+            .upstream
+            .until(|state| state.executions(key) == 1)
+            .await;
+        one.sigstop();
+        let successor = other.post(&path).key(key).begin();
+        bench
+            .upstream
+            .until(|state| state.executions(key) == 2)
+            .await;
+        let owned = bench.database.record(key).await.expect("a record");
+
+        early.open();
+        one.sigcont();
+        let first = first.answer().await;
+        if status == 201 {
+            assert_eq!(first.status, 409, "{first:?}");
+        }
+        let after = bench.database.record(key).await.expect("a record");
+        assert_eq!(
+            (&*after.status, after.attempt_token),
+            ("pending", owned.attempt_token)
+        );
+        let duplicate = one.post(&path).key(key).begin();
+        late.open();
+        let successor = successor.answer().await;
+        successor.assert_is(201, "executed");
+        assert_eq!(successor.text(), "B");
+        let duplicate = duplicate.answer().await;
+        assert_eq!(duplicate.kept(), successor.kept());
+        assert_eq!(bench.upstream.executions(key), 2);
+    }
+    assert_eq!(bench.database.count("eec_routing_decision").await, 2);
+    one.until_metric("oncegate_stale_owner_total", &[], 2.0)
+        .await;
 }
 
 async fn a_killed_owners_waiters_elsewhere_are_told(bench: Bench) {

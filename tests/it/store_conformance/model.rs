@@ -141,10 +141,9 @@ impl Model {
         match give_up {
             GiveUp::Hold if pending => row.state = Status::Unknown,
             GiveUp::Hold => return row.state == Status::Unknown,
-            GiveUp::NotSent if pending || row.state == Status::Unknown => {
+            GiveUp::NotSent | GiveUp::Answered if pending || row.state == Status::Unknown => {
                 row.state = Status::Failed;
             }
-            GiveUp::Answered if pending => row.state = Status::Failed,
             GiveUp::Redrive if pending => {
                 row.state = Status::Failed;
                 row.maybe_sent = true;

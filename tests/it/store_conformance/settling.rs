@@ -262,18 +262,18 @@ pub async fn a_release_sent_again_gets_the_same_answer(on: &Fixture) {
     }
 }
 
-pub async fn only_not_sent_releases_an_unknown_outcome(on: &Fixture) {
-    let claim = on.unknown("k").await;
-    let before = on.everything().await;
-    for give_up in [GiveUp::Answered, GiveUp::Redrive] {
-        assert_eq!(on.release(&claim, give_up).await, None);
+pub async fn only_who_is_certain_releases_an_unknown_outcome(on: &Fixture) {
+    for certain in [GiveUp::NotSent, GiveUp::Answered] {
+        let claim = on.unknown(&format!("{certain:?}")).await;
+        let before = on.everything().await;
+        assert_eq!(on.release(&claim, GiveUp::Redrive).await, None);
+        assert_eq!(on.everything().await, before);
+        assert!(on.release(&claim, certain).await.is_some());
+        let state = on.record(&claim.key).await.state;
+        assert_eq!(state, State::FailedBeforeCommit { maybe_sent: false });
+        // Back to unknown it does not go.
+        assert_eq!(on.release(&claim, GiveUp::Hold).await, None);
     }
-    assert_eq!(on.everything().await, before);
-    assert!(on.release(&claim, GiveUp::NotSent).await.is_some());
-    let state = on.record(&claim.key).await.state;
-    assert_eq!(state, State::FailedBeforeCommit { maybe_sent: false });
-    // Back to unknown it does not go.
-    assert_eq!(on.release(&claim, GiveUp::Hold).await, None);
 }
 
 pub async fn what_may_have_been_sent_is_never_forgotten_within_a_generation(on: &Fixture) {

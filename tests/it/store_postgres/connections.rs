@@ -108,8 +108,8 @@ async fn a_silent_connection_holds_nobody_beyond_the_deadline() {
     let proxy = ChaosProxy::start(database.address()).await;
     let mut config = postgres::config(&database.url_through(proxy.address()));
     config.connections_max = 1;
-    config.acquire_timeout = Duration::from_millis(300);
-    config.operation_timeout = Duration::from_millis(700);
+    config.acquire_timeout = Duration::from_secs(1);
+    config.operation_timeout = Duration::from_secs(1);
     let gateway = Gateway::open(&config).await;
     gateway.store.ping().await.unwrap();
     proxy.set(Mode::Silent);
@@ -120,12 +120,12 @@ async fn a_silent_connection_holds_nobody_beyond_the_deadline() {
     let error = gateway.store.reserve(&[claim("k")]).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     assert!(
-        began.elapsed() < Duration::from_secs(3),
+        began.elapsed() < Duration::from_secs(10),
         "{:?}",
         began.elapsed()
     );
     proxy.set(Mode::Pass);
-    assert!(gateway.store.ping().await.is_ok());
+    insist(|| gateway.store.ping()).await;
     gateway.close().await;
 }
 
@@ -134,7 +134,7 @@ async fn without_a_free_connection_a_caller_is_told_soon() {
     let database = postgres::database().await;
     let mut config = postgres::config(&database.url);
     config.connections_max = 1;
-    config.acquire_timeout = Duration::from_millis(200);
+    config.acquire_timeout = Duration::from_millis(500);
     let gateway = Gateway::open(&config).await;
     let store = &gateway.store;
     let claim = claim("k");
@@ -147,7 +147,7 @@ async fn without_a_free_connection_a_caller_is_told_soon() {
     let (committed, told) = tokio::join!(store.complete(&wanted), async {
         let began = Instant::now();
         let told = store.ping().await;
-        assert!(began.elapsed() < Duration::from_secs(2));
+        assert!(began.elapsed() < Duration::from_secs(5));
         sqlx::raw_sql("rollback").execute(&mut conn).await.unwrap();
         told
     });
@@ -160,7 +160,8 @@ async fn without_a_free_connection_a_caller_is_told_soon() {
 async fn a_lock_that_is_never_freed_is_given_up_and_nothing_is_written() {
     let database = postgres::database().await;
     let mut config = postgres::config(&database.url);
-    config.operation_timeout = Duration::from_millis(500);
+    // The server gives up at a half of this, we at the whole.
+    config.operation_timeout = Duration::from_secs(3);
     let gateway = Gateway::open(&config).await;
     let claim = claim("k");
     gateway

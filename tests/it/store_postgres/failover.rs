@@ -32,7 +32,7 @@ async fn a_server_that_crashed_and_came_back_is_used_again() {
         "{error:?}, then {again:?}"
     );
     assert!(
-        began.elapsed() < Duration::from_secs(2),
+        began.elapsed() < Duration::from_secs(5),
         "{:?}",
         began.elapsed()
     );

@@ -361,6 +361,11 @@ impl TestGateway {
         self.process.signal(Signal::TERM);
     }
 
+    /// Whether the process is there.
+    pub fn is_running(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+
     /// Waits for the end of a gateway that was asked to drain.
     pub async fn end(&mut self) -> ExitStatus {
         self.process.end().await
