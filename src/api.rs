@@ -36,6 +36,7 @@ use crate::config::{Role, TokenConfig};
 use crate::domain::scope::RecordKey;
 use crate::problem::{Kind, Problem};
 use crate::store::Store;
+use crate::telemetry::Chain;
 
 /// Connections that are served at one time; more wait in the listener's queue.
 pub const CONNECTIONS_MAX: usize = 256;
@@ -147,7 +148,7 @@ pub fn router(state: AdminState) -> Router {
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_with_this_method)
         .layer(middleware::from_fn(in_time))
-        .layer(middleware::map_response(guarded_headers))
+        .layer(middleware::map_response(unkept))
         .with_state(state)
 }
 
@@ -197,7 +198,7 @@ async fn connection(stream: TcpStream, router: Router, shutdown: CancellationTok
         }
     };
     if let Err(error) = result {
-        tracing::debug!(%error, "an admin connection broke");
+        tracing::debug!(error = %Chain(&error), "an admin connection broke");
     }
 }
 
@@ -220,7 +221,7 @@ async fn in_time(request: Request, next: Next) -> Result<Response, Problem> {
 }
 
 /// Answers are for this moment and for no script that sniffs.
-async fn guarded_headers(mut response: Response) -> Response {
+async fn unkept(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(

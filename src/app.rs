@@ -18,6 +18,7 @@ use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
 use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
+use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
 use crate::ids;
 use crate::lifecycle::{Exit, Shutdown, Signals};
@@ -25,10 +26,10 @@ use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
 use crate::proxy::listener::{self, Peer, Tls};
-use crate::proxy::passthrough::{self, Passthrough};
+use crate::proxy::passthrough::Passthrough;
 use crate::proxy::tenant::Tenants;
 use crate::proxy::upstream::Upstreams;
-use crate::proxy::{Body, matching};
+use crate::proxy::{Body, matching, problem_response};
 use crate::routing::gate::{Gate, Settings};
 use crate::store::group::{Group, GroupOptions};
 use crate::store::{self, Store};
@@ -153,10 +154,10 @@ impl Proxy {
         let (head, body) = request.into_parts();
         let (policy, guarded) = match matching::find(&self.routes, &head) {
             Ok(matched) => (Arc::clone(&matched.route.policy), matched.guarded),
-            Err(problem) if head.headers.contains_key("idempotency-key") => {
+            Err(problem) if head.headers.contains_key(IDEMPOTENCY_KEY) => {
                 return Guard::refuse(problem, &head.headers);
             }
-            Err(problem) => return passthrough::problem_response(problem),
+            Err(problem) => return problem_response(problem),
         };
         let request = Request::from_parts(head, body);
         if guarded {
@@ -299,7 +300,7 @@ fn start_upkeep(
         period,
         deadline: config.operation_timeout * 2,
     };
-    let sweeper = Sweeper::new(Arc::clone(store), Box::new(|_| {}));
+    let sweeper = Sweeper::new(Arc::clone(store));
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);

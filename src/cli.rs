@@ -7,6 +7,7 @@ mod check;
 mod demo;
 mod flags;
 mod migrate;
+mod paint;
 mod ready;
 pub mod records;
 mod serve;

@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 /// Where the pages of the problem types are; `type` is this followed by the slug.
 pub const TYPE_BASE: &str = "https://oncegate.dev/problems/";
 
+/// How long a client is asked to wait before it tries again, when nothing better is known.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// The kinds of problem. The slug is the contract; statuses and titles are fixed with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -266,7 +269,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem; `detail` tells the client what to do.
+    /// A problem; `detail` tells the client what to do, in whole sentences.
     pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
         Self {
             kind,

@@ -2,6 +2,8 @@
 //!
 //! No tenant, key or id ever becomes a label; secrets and bodies never reach the log.
 
+use std::error::Error;
+use std::fmt;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -35,6 +37,23 @@ pub enum TelemetryError {
     /// Something in this process already takes the metrics, or the buckets are none.
     #[error("the metrics can't be set up in this process")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
+}
+
+/// An error with all its causes, one behind the other: how errors are logged. As a field of its
+/// own kind an error would lose its causes in the JSON form.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a>(pub &'a dyn Error);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
 }
 
 /// Starts the log on standard error, coloured on a terminal only. Panics go to it too.
@@ -382,6 +401,15 @@ mod tests {
         assert_eq!(line["pool"], "payments");
         assert_eq!(line["message"], "line one\nline two");
         assert_eq!(line["level"], "INFO");
+    }
+
+    #[test]
+    fn an_error_is_told_with_all_its_causes() {
+        let error = TelemetryError::Filter("a=b=c".parse::<EnvFilter>().unwrap_err());
+        let cause = error.source().unwrap().to_string();
+        let told = Chain(&error).to_string();
+        assert!(told.starts_with("the log filter can't be read: "), "{told}");
+        assert!(told.contains(&cause), "{told}");
     }
 
     #[test]

@@ -5,9 +5,8 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 
-use crate::problem::{Kind, Problem};
-
 use super::AdminState;
+use crate::problem::{Kind, Problem};
 
 /// The text format of Prometheus, as its scrapers negotiate it.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

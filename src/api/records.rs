@@ -14,6 +14,8 @@ use axum::extract::{Extension, Path, Query, State};
 use axum::{Json, body::Body};
 use serde::de::DeserializeOwned;
 
+use super::AdminState;
+use super::token::Caller;
 use crate::config::Route;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
@@ -21,9 +23,7 @@ use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::ids;
 use crate::problem::{Kind, Problem};
 use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
-
-use super::AdminState;
-use super::token::Caller;
+use crate::telemetry::Chain;
 use wire::{Acted, Answer, Page, Reason, Resolution, SearchQuery, Shown};
 
 /// The longest request body, in bytes: an answer of [`wire::ANSWER_BYTES_MAX`] in base64.
@@ -279,7 +279,7 @@ async fn write(
 async fn tell_everyone(state: &AdminState, key: &RecordKey) {
     (state.changed)(key);
     if let Err(error) = state.store.notify(&[wake_hash(key)]).await {
-        tracing::warn!(%error, "other gateways were not told of an operator's act");
+        tracing::warn!(error = %Chain(&error), "other gateways were not told of an operator's act");
     }
 }
 
@@ -330,10 +330,7 @@ fn not_answered(error: &StoreError) -> Problem {
         error if error.may_have_happened() => MAY_HAVE_HAPPENED,
         _ => "The store can't be asked, and nothing was changed; the gateway's log says why.",
     };
-    tracing::warn!(
-        error = error as &dyn std::error::Error,
-        "an operator's request failed"
-    );
+    tracing::warn!(error = %Chain(error), "an operator's request failed");
     Problem::new(Kind::StoreUnavailable, detail).retry_after(STORE_RETRY)
 }
 

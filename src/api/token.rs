@@ -11,11 +11,10 @@ use axum::response::Response;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::AdminState;
 use crate::config::{Role, TokenConfig};
 use crate::domain::scope::TenantScope;
 use crate::problem::{Kind, Problem};
-
-use super::AdminState;
 
 /// Who asks, for handlers behind [`require`].
 #[derive(Clone, Debug)]

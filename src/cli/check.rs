@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::EXIT_CONFIG;
 use super::flags::Flags;
+use crate::config;
 use crate::config::input::Environment;
 use crate::config::report::{Finding, Report, Setting};
-use crate::config::{self};
 
 const EXAMPLES: &str = "\
 Takes the flags, the environment and the file of `oncegate serve`, opens no store, and prints every

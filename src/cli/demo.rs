@@ -1,7 +1,5 @@
 //! `oncegate demo`: the gateway before a small service that counts how often it runs.
 
-use std::fmt;
-use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,6 +12,7 @@ use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use tokio_util::sync::CancellationToken;
 
+use super::paint::Paint;
 use crate::config::input::{Environment, Given, Overrides};
 use crate::config::report::Origin;
 use crate::config::{self, Config};
@@ -32,10 +31,6 @@ const WORK: Duration = Duration::from_secs(1);
 #[command(after_help = ABOUT)]
 pub(super) struct Args {}
 
-/// Colour for a terminal, nothing for a pipe.
-#[derive(Clone, Copy, Debug)]
-struct Paint(bool);
-
 /// The sample service.
 #[derive(Clone)]
 struct Sample {
@@ -53,7 +48,7 @@ pub(super) fn run(_args: &Args) -> anyhow::Result<ExitCode> {
     let config = gateway(&store, upstream.local_addr()?)?;
     telemetry::start_log(&config.log)?;
     let metrics = telemetry::start_metrics()?;
-    let paint = Paint(std::io::stdout().is_terminal());
+    let paint = Paint::for_terminal(&std::io::stdout());
     super::run_gateway(async move {
         let shutdown = Shutdown::new(config.limits.grace);
         let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
@@ -168,24 +163,6 @@ Ctrl-C ends it.
     )
 }
 
-impl Paint {
-    fn bold(self, text: impl fmt::Display) -> String {
-        self.with("1", text)
-    }
-
-    fn green(self, text: impl fmt::Display) -> String {
-        self.with("32", text)
-    }
-
-    fn with(self, code: &str, text: impl fmt::Display) -> String {
-        if self.0 {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text.to_string()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,8 +179,8 @@ mod tests {
     #[test]
     fn the_guide_is_plain_off_a_terminal() {
         let address = "127.0.0.1:1".parse().unwrap();
-        assert!(!guide(Paint(false), address, address).contains('\x1b'));
-        assert!(guide(Paint(true), address, address).contains('\x1b'));
+        let guide = guide(Paint::PLAIN, address, address);
+        assert!(guide.contains("order-1") && !guide.contains('\x1b'));
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-pub use table::Paint;
+pub use super::paint::Paint;
 
 use client::Client;
 
@@ -208,12 +208,9 @@ impl Failure {
 /// # Errors
 /// When there is no runtime to be had; every other failure is told and becomes an exit code.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
     let mut out = io::stdout();
     let paint = Paint::for_terminal(&out);
-    match runtime.block_on(execute(args, &mut out, paint)) {
+    match super::block_on(async { Ok(execute(args, &mut out, paint).await) })? {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // Who closed the pipe has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {

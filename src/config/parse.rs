@@ -10,7 +10,9 @@ use std::time::Duration;
 use http::{HeaderName, Method, Uri};
 
 use super::{LogFormat, PathPattern, PrincipalSource, Role, TenantSource};
-use crate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown};
+use crate::domain::policy::{
+    Duplicates, ForwardKey, KeySource, NEVER_GUARDED, OnStoreDown, OnUnknown,
+};
 use crate::domain::scope::{PoolId, TenantScope};
 
 /// Longer times are mistakes, and would not fit into a database's interval.
@@ -20,9 +22,6 @@ pub(super) const DURATION_MIN: Duration = Duration::from_millis(1);
 
 /// Headers that hold credentials: what they say must be hashed before it is kept.
 const CREDENTIAL_HEADERS: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
-
-/// Methods that are never guarded: they are safe or no requests for a resource (RFC 9110 section 9).
-const NEVER_GUARDED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
 
 /// A duration with its unit, such as `25s`, `500ms` or `1h 30m`, within bounds.
 pub(super) fn duration(
@@ -308,7 +307,8 @@ pub(super) fn host(text: &str) -> Result<String, String> {
 
 /// A method that may be guarded.
 pub(super) fn method(text: &str) -> Result<Method, String> {
-    if NEVER_GUARDED.contains(&text.to_ascii_uppercase().as_str()) {
+    let is_it = |method: &Method| method.as_str().eq_ignore_ascii_case(text);
+    if NEVER_GUARDED.iter().any(is_it) {
         return Err("is never guarded; leave it out, its requests pass through".to_owned());
     }
     if text.bytes().any(|byte| byte.is_ascii_lowercase()) {

@@ -2,9 +2,10 @@
 //!
 //! Two steps. [`RequestDigest`] hashes what a request is: length-prefixed method, path, query,
 //! content type, content coding and the whole body, each after the route's rules. It never leaves
-//! memory. [`Fingerprint`] is its keyed hash under one version of the gateway's [secret](super::secret), and that
-//! is what a row holds: without the secret a stored fingerprint is no oracle for a guessed body.
-//! Hashing in two steps lets a request be compared under an older version without its body.
+//! memory. [`Fingerprint`] is its keyed hash under one version of the gateway's
+//! [secret](super::secret), and that is what a row holds: without the secret a stored fingerprint
+//! is no oracle for a guessed body. Hashing in two steps lets a request be compared under an older
+//! version without its body.
 
 use serde_json::Value;
 use subtle::ConstantTimeEq;
@@ -217,7 +218,8 @@ fn remove(value: &mut Value, pointer: &str) {
 }
 
 fn boundary(content_type: &[u8]) -> Option<String> {
-    multer::parse_boundary(std::str::from_utf8(content_type).ok()?).ok()
+    let content_type: mime::Mime = std::str::from_utf8(content_type).ok()?.parse().ok()?;
+    Some(content_type.get_param(mime::BOUNDARY)?.as_str().to_owned())
 }
 
 /// Cuts a multipart body into its parts, each with its headers (RFC 2046, section 5.1).

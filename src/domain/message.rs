@@ -4,13 +4,16 @@
 //! values untouched. Framing is the hop's own and never kept (RFC 9110 section 7.6.1, RFC 9112
 //! section 6); neither is what would be wrong or secret when told again later.
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http::header::{
     AGE, CONNECTION, CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
     SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
 };
 
-/// Told by the gateway about a guarded request; see the table of section 5 in the docs.
+/// The client's key, unless its route says that it stands elsewhere.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// What became of a guarded request, in a word.
 pub const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-status");
 /// `true` on every answer that was stored before this request came.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -127,26 +130,27 @@ impl HeaderBlock {
     }
 
     fn parsed(&self) -> impl Iterator<Item = Option<(HeaderName, HeaderValue)>> {
-        let mut rest = &self.0[..];
+        let mut rest = self.0.clone();
         std::iter::from_fn(move || {
             if rest.is_empty() {
                 return None;
             }
-            let Some(end) = memchr::memmem::find(rest, b"\r\n") else {
-                rest = &[];
+            let Some(end) = memchr::memmem::find(&rest, b"\r\n") else {
+                rest = Bytes::new();
                 return Some(None);
             };
-            let line = &rest[..end];
-            rest = &rest[end + 2..];
-            Some(parse_line(line))
+            let line = rest.split_to(end);
+            rest.advance(2);
+            Some(parse_line(&line))
         })
     }
 }
 
-fn parse_line(line: &[u8]) -> Option<(HeaderName, HeaderValue)> {
+/// The value is a part of the block, not a copy: a replay copies no header.
+fn parse_line(line: &Bytes) -> Option<(HeaderName, HeaderValue)> {
     let colon = memchr::memmem::find(line, b": ")?;
     let name = HeaderName::from_bytes(&line[..colon]).ok()?;
-    let value = HeaderValue::from_bytes(&line[colon + 2..]).ok()?;
+    let value = HeaderValue::from_maybe_shared(line.slice(colon + 2..)).ok()?;
     Some((name, value))
 }
 
@@ -233,17 +237,11 @@ impl Recorded {
 
     /// Memory held, in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         let cors = self.cors.as_ref();
         self.headers.len()
             + self.body.as_ref().map_or(0, Bytes::len)
             + cors.map_or(0, |cors| cors.origin.len() + cors.headers.len())
-    }
-
-    /// Never: an answer has a status at least.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
     }
 }
 

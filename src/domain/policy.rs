@@ -2,8 +2,19 @@
 
 use std::time::Duration;
 
+use http::{HeaderName, Method};
+
 use super::fingerprint::FingerprintRules;
 use super::scope::PoolId;
+
+/// Methods that no route guards: they are safe, or no requests for a resource (RFC 9110 section 9).
+pub const NEVER_GUARDED: [Method; 5] = [
+    Method::GET,
+    Method::HEAD,
+    Method::OPTIONS,
+    Method::TRACE,
+    Method::CONNECT,
+];
 
 /// What happens to a request whose route matched.
 #[derive(Clone, Debug)]
@@ -52,7 +63,7 @@ pub struct Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// In this header.
-    Header(http::HeaderName),
+    Header(HeaderName),
     /// In the JSON body, at this pointer (RFC 6901).
     Body(String),
 }

@@ -8,13 +8,11 @@ use http::header::{
     ORIGIN,
 };
 use http::{Response, StatusCode, response};
-use http_body_util::{BodyExt, Full};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::Body;
 use super::coding::{self, Coding};
-use super::forward;
+use super::{Body, forward, full, problem_response};
 use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::COMPARED;
 use crate::domain::message::{
@@ -22,12 +20,10 @@ use crate::domain::message::{
     IDEMPOTENT_REPLAYED,
 };
 use crate::domain::record::Committed;
-use crate::problem::{Kind, Problem};
+use crate::problem::{Kind, Problem, RETRY_AFTER};
 use crate::routing::gate::Denial;
 use crate::routing::replay::Decided;
 
-/// How long a client is asked to wait when nothing better is known.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// No `Retry-After` is longer than this.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
@@ -123,15 +119,15 @@ impl Answer {
         }
     }
 
-    /// The stored answer, told again (section 8 of the contract). A coding that the client can't
-    /// take is undone; framing is the hop's own.
+    /// The stored answer, told again. A coding that the client can't take is undone; framing is
+    /// the hop's own.
     pub async fn replayed(decided: &Decided, waited: bool, asker: &Asker) -> Self {
-        let status = if waited {
+        let recorded = &decided.recorded;
+        let status = if waited && recorded.body.is_some() {
             Status::Waited
         } else {
             Status::Replayed
         };
-        let recorded = &decided.recorded;
         let mut headers = HeaderMap::new();
         for (name, value) in recorded
             .headers
@@ -158,11 +154,7 @@ impl Answer {
         response.headers_mut().insert(IDEMPOTENT_REPLAYED, replayed);
         Self {
             response,
-            status: if recorded.body.is_some() {
-                status
-            } else {
-                Status::Replayed
-            },
+            status,
             committed: Some(decided.committed),
         }
     }
@@ -171,7 +163,7 @@ impl Answer {
     #[must_use]
     pub fn problem(problem: Problem, status: Status) -> Self {
         Self {
-            response: problem.into_response().map(full),
+            response: problem_response(problem),
             status,
             committed: None,
         }
@@ -268,14 +260,6 @@ impl Answer {
     }
 }
 
-/// A body that is all there.
-#[must_use]
-pub fn full(body: Bytes) -> Body {
-    Full::new(body)
-        .map_err(|never| match never {})
-        .boxed_unsync()
-}
-
 fn status_of(denial: Denial) -> Status {
     match denial {
         Denial::Refused(Refusal::Mismatch) => Status::Mismatch,
@@ -301,14 +285,12 @@ fn in_progress(retry_after: Duration) -> Problem {
 }
 
 fn not_replayable(status: u16) -> Response<Body> {
-    Problem::new(
+    let problem = Problem::new(
         Kind::ResponseNotReplayable,
         "The request was carried out once and will not be again; its answer was too large or a \
          stream and was not kept. Its status stands in original_status.",
-    )
-    .member("original_status", status)
-    .into_response()
-    .map(full)
+    );
+    problem_response(problem.member("original_status", status))
 }
 
 /// The stored body in a coding that the client takes; `None` when that can't be made.

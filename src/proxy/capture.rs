@@ -9,11 +9,8 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 
 use super::BoxError;
-use crate::problem::{Kind, Problem};
+use crate::problem::{Kind, Problem, RETRY_AFTER};
 use crate::telemetry::metric;
-
-/// Clients that found no room may try again after this.
-const NO_ROOM_RETRY: Duration = Duration::from_secs(1);
 
 /// Room for the bodies of owners and waiters together.
 #[derive(Clone, Debug)]
@@ -121,15 +118,21 @@ impl CaptureError {
         match self {
             Self::TooLarge { bytes_max } => Problem::new(
                 Kind::BodyTooLarge,
-                format!("send at most {bytes_max} bytes"),
-            ),
+                format!("A guarded body may have at most {bytes_max} bytes. Nothing was sent."),
+            )
+            .member("body_bytes_max", *bytes_max),
             Self::NoRoom => Problem::new(
                 Kind::Overloaded,
-                "too many request bodies are waiting; try again later",
+                "The gateway has no room for another request body. Try again later with the same \
+                 key.",
             )
-            .retry_after(NO_ROOM_RETRY),
-            Self::TimedOut(_) => invalid("the body did not arrive in time; send it faster"),
-            Self::Truncated(_) => invalid("the body is malformed or broke off; send it whole"),
+            .retry_after(RETRY_AFTER),
+            Self::TimedOut(_) => invalid(
+                "The body did not arrive in time. Nothing was sent; try again with the same key.",
+            ),
+            Self::Truncated(_) => {
+                invalid("The body broke off. Nothing was sent; try again with the same key.")
+            }
         }
     }
 }

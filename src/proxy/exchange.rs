@@ -6,9 +6,8 @@ use http::{Request, StatusCode, response};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-use super::Body;
-use super::forward;
 use super::upstream::{OutBody, SendError, SendProgress, Sent, Upstreams};
+use super::{Body, BoxError, forward};
 use crate::domain::scope::PoolId;
 
 /// What came of a call.
@@ -18,7 +17,7 @@ pub enum Exchange {
     /// A byte was sent and no whole answer came.
     Broken {
         /// What broke, for the log.
-        cause: Box<dyn std::error::Error + Send + Sync>,
+        cause: BoxError,
         /// The status of the answer that broke off, if it came so far.
         status: Option<StatusCode>,
     },

@@ -14,7 +14,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, StatusCode, Uri, Version, request, response};
 
 use super::listener::Peer;
-use crate::domain::message::{self, OWN_HEADERS};
+use crate::domain::message::{self, IDEMPOTENCY_KEY, OWN_HEADERS};
 use crate::problem::{Kind, Problem};
 
 /// Who the gateway is in the `Via` of answers.
@@ -24,7 +24,6 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// Beginnings of names that tell where a request came from.
 const ORIGIN_PREFIXES: [&str; 3] = ["forwarded", "x-forwarded-", "x-real-ip"];
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Names that a guarded request must not strip by nominating them in `Connection`.
 const PROTECTED: [HeaderName; 13] = [
@@ -127,7 +126,7 @@ impl Forwarding {
 pub fn loop_problem() -> Problem {
     Problem::new(
         Kind::RequestInvalid,
-        "the gateway's routes lead back to itself; correct a pool's targets",
+        "The gateway's routes lead back to itself. Correct a pool's targets.",
     )
 }
 
@@ -142,10 +141,13 @@ pub fn response(head: &mut response::Parts) {
 }
 
 /// The first header that a request's `Connection` nominates though the gateway or the upstream
-/// depends on it; `extra` are those of the route, such as the key's and the tenant's header.
+/// depends on it; `extra` are those of the route, if it has any: the key's and the tenant's header.
 /// Following such a nomination would strip it, so a guarded request that makes one is refused.
-pub fn nominates_protected(headers: &HeaderMap, extra: &[HeaderName]) -> Option<HeaderName> {
-    message::nominated(headers).find(|name| PROTECTED.contains(name) || extra.contains(name))
+pub fn nominates_protected(
+    headers: &HeaderMap,
+    extra: [Option<&HeaderName>; 2],
+) -> Option<HeaderName> {
+    message::nominated(headers).find(|name| PROTECTED.contains(name) || extra.contains(&Some(name)))
 }
 
 /// Lets a script of another origin read the gateway's own headers (Fetch standard, section 3.3.3).
@@ -408,7 +410,7 @@ mod tests {
         let of = |value: &'static str| {
             let headers =
                 HeaderMap::from_iter([(http::header::CONNECTION, HeaderValue::from_static(value))]);
-            nominates_protected(&headers, &[HeaderName::from_static("x-tenant")])
+            nominates_protected(&headers, [None, Some(&HeaderName::from_static("x-tenant"))])
         };
         assert_eq!(of("close, Idempotency-Key"), Some(IDEMPOTENCY_KEY));
         assert_eq!(of("AUTHORIZATION"), Some(AUTHORIZATION));

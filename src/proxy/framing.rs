@@ -22,19 +22,19 @@ const HTTP2_PREFACE_LINE: &[u8] = b"PRI * HTTP/2.0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// RFC 9112 section 6.1.
-    #[error("a request must not have both Transfer-Encoding and Content-Length; send one of them")]
+    #[error("A request must not have both Transfer-Encoding and Content-Length. Send one of them.")]
     BothLengths,
     /// RFC 9112 section 6.3, rule 5.
-    #[error("send one Content-Length, in plain digits")]
+    #[error("Send one Content-Length, in plain digits.")]
     ContentLength,
     /// RFC 9112 section 6.1 knows more codings, but no client uses them.
-    #[error("the only Transfer-Encoding taken is chunked; name it once")]
+    #[error("The only Transfer-Encoding taken is chunked. Name it once.")]
     TransferEncoding,
     /// RFC 9112 section 2.2.
-    #[error("every line of a request must end with CR LF")]
+    #[error("Every line of a request must end with CR LF.")]
     BareLf,
     /// RFC 9112 section 7.1.
-    #[error("the chunked body is malformed")]
+    #[error("The chunked body is malformed.")]
     Chunked,
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ use super::upstream::Upstreams;
 use crate::domain::fingerprint::{self, RequestDigest, RequestParts};
 use crate::domain::key::{IdempotencyKey, KeyError};
 use crate::domain::policy::{KeySource, Policy};
-use crate::domain::scope::RecordKey;
+use crate::domain::scope::{RecordKey, TenantScope};
 use crate::problem::{Kind, Problem};
 use crate::routing::gate::{Admission, Ask, Denial, Gate};
 use crate::routing::settle::Outcome;
@@ -40,24 +40,11 @@ use crate::telemetry::metric;
 /// How often a permit whose lease ended before anything was sent is exchanged for a new one.
 const PERMITS_MAX: usize = 3;
 
-/// Everything that guarding needs; cheap to clone.
+/// Guards requests; cheap to clone.
 #[derive(Clone)]
-pub struct Guard(Arc<Inner>);
+pub struct Guard(Arc<GuardParts>);
 
-struct Inner {
-    gate: Gate,
-    upstreams: Upstreams,
-    forwarding: Arc<Forwarding>,
-    passthrough: Passthrough,
-    tenants: Tenants,
-    budget: BodyBudget,
-    body_timeout: Duration,
-    tracker: TaskTracker,
-    /// Cancelled when a shutdown's time is nearly over: owners must settle now.
-    cutoff: CancellationToken,
-}
-
-/// What a guard is made from.
+/// Everything that guarding needs.
 pub struct GuardParts {
     /// Decides.
     pub gate: Gate,
@@ -75,11 +62,11 @@ pub struct GuardParts {
     pub body_timeout: Duration,
     /// Waits for tasks at shutdown.
     pub tracker: TaskTracker,
-    /// Cancelled when owners must settle.
+    /// Cancelled when a shutdown's time is nearly over: owners must settle now.
     pub cutoff: CancellationToken,
 }
 
-/// A guarded request that can be sent, and sent again by the next owner.
+/// A guarded request, whole and ready to be sent.
 struct Guarded {
     ask: Ask,
     parts: Parts,
@@ -93,17 +80,7 @@ impl Guard {
     /// Puts it together.
     #[must_use]
     pub fn new(parts: GuardParts) -> Self {
-        Self(Arc::new(Inner {
-            gate: parts.gate,
-            upstreams: parts.upstreams,
-            forwarding: parts.forwarding,
-            passthrough: parts.passthrough,
-            tenants: parts.tenants,
-            budget: parts.budget,
-            body_timeout: parts.body_timeout,
-            tracker: parts.tracker,
-            cutoff: parts.cutoff,
-        }))
+        Self(Arc::new(parts))
     }
 
     /// Answers a request that a route guards.
@@ -113,16 +90,19 @@ impl Guard {
         request: Request<Incoming>,
         peer: Peer,
     ) -> Response<Body> {
-        let began = Instant::now();
         let asker = Asker::of(request.headers());
+        let mut line = LogLine::new(policy, &request);
         let gone = CancellationToken::new();
         // Dropped when the client goes away.
         let _present = gone.clone().drop_guard();
         let answer = match self.prepare(policy, request, peer, &asker, gone).await {
-            Ok(Prepared::Guarded(guarded)) => self.detach(*guarded, began).await,
+            Ok(Prepared::Guarded(guarded)) => {
+                line.key = Some(guarded.ask.key.clone());
+                self.detach(*guarded, line).await
+            }
             Ok(Prepared::OptedOut(response)) => return response,
             Err(refused) => {
-                LogLine::default().write(policy, &refused, began);
+                line.write(&refused);
                 refused
             }
         };
@@ -156,8 +136,12 @@ impl Guard {
             }
             KeySource::Body(_) => None,
         };
-        let guarded_names = self.guarded_names(policy);
-        if let Some(name) = forward::nominates_protected(request.headers(), &guarded_names) {
+        let key_header = match &policy.key_source {
+            KeySource::Header(name) => Some(name),
+            KeySource::Body(_) => None,
+        };
+        let depended_on = [key_header, self.0.tenants.header()];
+        if let Some(name) = forward::nominates_protected(request.headers(), depended_on) {
             return Err(request_invalid(format!(
                 "Connection names {name}, which must reach the service. Send it without."
             )));
@@ -169,7 +153,7 @@ impl Guard {
         let scopes = scopes.ok_or_else(tenant_missing)?;
         let (parts, body) = request.into_parts();
         let authority = matching::authority(parts.version, &parts.uri, &parts.headers)
-            .map_err(|error| request_invalid(error.to_string()))?;
+            .map_err(|error| refused(error.into()))?;
         let limit = policy.body_bytes_max;
         let body = capture::capture(body, limit, &self.0.budget, self.0.body_timeout)
             .await
@@ -221,25 +205,11 @@ impl Guard {
         Ok(Prepared::OptedOut(response))
     }
 
-    fn guarded_names(&self, policy: &Policy) -> Vec<http::HeaderName> {
-        let key_header = match &policy.key_source {
-            KeySource::Header(name) => Some(name.clone()),
-            KeySource::Body(_) => None,
-        };
-        let tenant_header = self.0.tenants.header().cloned();
-        key_header.into_iter().chain(tenant_header).collect()
-    }
-
     /// Runs the rest in a task of its own and waits for the answer.
-    async fn detach(&self, guarded: Guarded, began: Instant) -> Answer {
+    async fn detach(&self, guarded: Guarded, line: LogLine) -> Answer {
         let lease = guarded.ask.policy.lease;
         let (sender, answer) = oneshot::channel();
-        let reply = Reply {
-            sender,
-            line: LogLine::of(&guarded),
-            policy: Arc::clone(&guarded.ask.policy),
-            began,
-        };
+        let reply = Reply { sender, line };
         let guard = self.clone();
         self.0.tracker.spawn(Box::pin(guard.run(guarded, reply)));
         // The task always replies, unless the process is being torn down.
@@ -249,7 +219,7 @@ impl Guard {
 
     async fn run(self, guarded: Guarded, reply: Reply) {
         let lease = guarded.ask.policy.lease;
-        for _ in 0..PERMITS_MAX {
+        for attempt in 0..PERMITS_MAX {
             let answer = match self.0.gate.admit(&guarded.ask).await {
                 Admission::Execute(permit) if permit.may_send() => {
                     return self.own(*permit, guarded, reply).await;
@@ -263,6 +233,8 @@ impl Guard {
                     Answer::replayed(&decided, waited, &guarded.asker).await
                 }
                 Admission::Refuse(denial) => Answer::denied(denial, lease),
+                // Only for a key of which nothing is known: not one that was owned here just now.
+                Admission::Bypass if attempt > 0 => Answer::denied(Denial::StoreUnavailable, lease),
                 Admission::Bypass => self.bypass(&guarded).await,
             };
             return reply.send(answer);
@@ -287,14 +259,12 @@ impl Guard {
 struct Reply {
     sender: oneshot::Sender<Answer>,
     line: LogLine,
-    policy: Arc<Policy>,
-    began: Instant,
 }
 
 impl Reply {
     /// Sends the answer. The client may be gone; what its answer was is told all the same.
     fn send(self, answer: Answer) {
-        self.line.write(&self.policy, &answer, self.began);
+        self.line.write(&answer);
         let _ = self.sender.send(answer);
     }
 }
@@ -312,7 +282,7 @@ fn ask(
     body: &Captured,
     gone: CancellationToken,
 ) -> Ask {
-    let record = |tenant: &crate::domain::scope::TenantScope| RecordKey {
+    let record = |tenant: &TenantScope| RecordKey {
         tenant: tenant.clone(),
         pool: policy.pool.clone(),
         key: key.clone(),
@@ -397,42 +367,45 @@ fn refused(problem: Problem) -> Answer {
     Answer::problem(problem, Status::Refused)
 }
 
-/// What the one log line of a guarded request tells.
-#[derive(Default)]
+/// What the one log line of a guarded request tells. Its parts are shared, not copied.
 struct LogLine {
-    method: String,
-    path: String,
-    tenant: String,
-    key: String,
+    policy: Arc<Policy>,
+    method: Method,
+    uri: Uri,
+    /// `None`: refused before it was known.
+    key: Option<RecordKey>,
+    began: Instant,
 }
 
 impl LogLine {
-    fn of(guarded: &Guarded) -> Self {
+    fn new<B>(policy: &Arc<Policy>, request: &Request<B>) -> Self {
         Self {
-            method: guarded.parts.method.to_string(),
-            path: guarded.parts.uri.path().to_owned(),
-            tenant: guarded.ask.key.tenant.to_string(),
-            key: guarded.ask.key.key.to_string(),
+            policy: Arc::clone(policy),
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            key: None,
+            began: Instant::now(),
         }
     }
 
-    fn write(&self, policy: &Policy, answer: &Answer, began: Instant) {
-        let (pool, status) = (policy.pool.as_str().to_owned(), answer.status.word());
-        metrics::counter!(metric::GUARDED_REQUESTS, "pool" => pool, "status" => status)
+    fn write(&self, answer: &Answer) {
+        let (pool, status) = (&self.policy.pool, answer.status.word());
+        let label = pool.as_str().to_owned();
+        metrics::counter!(metric::GUARDED_REQUESTS, "pool" => label, "status" => status)
             .increment(1);
         let decision = answer
             .committed
             .map(|committed| committed.decision_id.to_string());
         tracing::info!(
-            pool = %policy.pool,
-            tenant = %self.tenant,
-            key = %self.key,
-            method = %self.method,
-            path = %self.path,
+            %pool,
+            tenant = self.key.as_ref().map(|record| record.tenant.as_str()),
+            key = self.key.as_ref().map(|record| record.key.as_str()),
+            method = self.method.as_str(),
+            path = self.uri.path(),
             status = answer.response.status().as_u16(),
-            idempotency = answer.status.word(),
+            idempotency = status,
             decision,
-            elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             "guarded request"
         );
     }

@@ -5,11 +5,9 @@
 //! call is given up, and when an answer breaks off so does the client's: a cut body never looks
 //! whole.
 
-use std::error::Error;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, UPGRADE};
@@ -26,12 +24,12 @@ use tokio_util::task::TaskTracker;
 use super::forward::{self, Forwarding};
 use super::listener::Peer;
 use super::upstream::{OutBody, SendError, SendErrorKind, SendProgress, Sent, Upstreams};
-use super::{Body, BoxError, answer, matching};
+use super::{Body, BoxError, matching, problem_response};
 use crate::domain::policy::Policy;
-use crate::problem::{Kind, Problem};
+use crate::problem::{Kind, Problem, RETRY_AFTER};
+use crate::telemetry::Chain;
 
-/// Clients whose request was not sent may try again after this.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const NOT_SENT: &str = "The request was not sent. Try again later.";
 
 /// Passes requests through.
 #[derive(Clone)]
@@ -143,8 +141,7 @@ impl Passthrough {
         if self.forwarding.is_loop(&head.headers) {
             return Err(forward::loop_problem());
         }
-        let authority = matching::authority(head.version, &head.uri, &head.headers)
-            .map_err(|error| Problem::new(Kind::RequestInvalid, error.to_string()))?;
+        let authority = matching::authority(head.version, &head.uri, &head.headers)?;
         Ok(self.forwarding.request(head, authority.as_ref(), peer))
     }
 
@@ -161,8 +158,7 @@ impl Passthrough {
             match tokio::time::timeout_at(deadline, call.as_mut()).await {
                 Ok(answered) => {
                     return answered.map_err(|error| {
-                        let cause: &dyn Error = &error;
-                        tracing::warn!(error = cause, pool = %policy.pool, "a call failed");
+                        tracing::warn!(error = %Chain(&error), pool = %policy.pool, "a call failed");
                         problem(&error)
                     });
                 }
@@ -183,7 +179,7 @@ impl Passthrough {
             let (client, server) = match tokio::try_join!(client, server) {
                 Ok(both) => both,
                 Err(error) => {
-                    tracing::debug!(%error, peer = %peer.addr, "an upgrade failed");
+                    tracing::debug!(error = %Chain(&error), peer = %peer.addr, "an upgrade failed");
                     return;
                 }
             };
@@ -198,11 +194,6 @@ impl Passthrough {
     }
 }
 
-/// A problem as an answer with a body.
-pub fn problem_response(problem: Problem) -> Response<Body> {
-    problem.into_response().map(answer::full)
-}
-
 /// Puts back what is for one hop and yet asked of the next one too (RFC 9110 section 7.8).
 fn ask_to_upgrade(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     if let Some(protocol) = protocol {
@@ -214,40 +205,35 @@ fn ask_to_upgrade(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
 /// What the client is told of a call that brought no answer.
 fn problem(error: &SendError) -> Problem {
     use SendErrorKind as Failed;
-    let unreachable = "the request was not sent; try again later";
-    let (kind, detail) = match (error.kind, error.sent) {
+    let kind = match (error.kind, error.sent) {
         (Failed::RequestBody, _) => {
-            return Problem::new(Kind::RequestInvalid, "the body broke off; send it whole");
+            return Problem::new(Kind::RequestInvalid, "The body broke off. Send it whole.");
         }
         (Failed::Unsendable, _) => {
             return Problem::new(
                 Kind::RequestInvalid,
-                "the service behind the gateway can't be asked this",
+                "The service behind the gateway can't be asked this.",
             );
         }
         (_, Sent::Maybe) => {
             return Problem::new(
                 Kind::UpstreamBroken,
-                "the service broke off before it answered; it may have acted on the request",
+                "The service broke off before it answered; it may have acted on the request.",
             );
         }
-        (Failed::ConnectTimeout, Sent::No) => (Kind::UpstreamTimeout, unreachable),
-        (Failed::NoRoom | Failed::NoTarget, Sent::No) => (Kind::UpstreamUnavailable, unreachable),
-        (_, Sent::No) => (Kind::UpstreamUnreachable, unreachable),
+        (Failed::ConnectTimeout, Sent::No) => Kind::UpstreamTimeout,
+        (Failed::NoRoom | Failed::NoTarget, Sent::No) => Kind::UpstreamUnavailable,
+        (_, Sent::No) => Kind::UpstreamUnreachable,
     };
-    Problem::new(kind, detail).retry_after(RETRY_AFTER)
+    Problem::new(kind, NOT_SENT).retry_after(RETRY_AFTER)
 }
 
 fn timed_out(sent: Sent) -> Problem {
     match sent {
-        Sent::No => Problem::new(
-            Kind::UpstreamTimeout,
-            "the request was not sent; try again later",
-        )
-        .retry_after(RETRY_AFTER),
+        Sent::No => Problem::new(Kind::UpstreamTimeout, NOT_SENT).retry_after(RETRY_AFTER),
         Sent::Maybe => Problem::new(
             Kind::OutcomeUnknownTimeout,
-            "the service did not answer in time; it may have acted on the request",
+            "The service did not answer in time; it may have acted on the request.",
         ),
     }
 }

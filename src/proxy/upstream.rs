@@ -15,6 +15,15 @@
 //! written. HTTP/2 is the `h2` crate itself: hyper ends a body that was reset with `NO_ERROR` as
 //! if it were whole, and mixes up the errors of a stream and of its connection.
 
+mod connect;
+mod health;
+mod http1;
+mod http2;
+mod outgoing;
+mod socket;
+mod target;
+mod tls;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -27,22 +36,14 @@ use http::{Request, Response, Uri};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::socket::SendProgress;
+
 use self::outgoing::Head;
 use self::target::{Target, Verdict};
 use crate::config::PoolConfig;
 use crate::domain::scope::PoolId;
 use crate::proxy::{Body, BoxError};
-
-mod connect;
-mod health;
-mod http1;
-mod http2;
-mod outgoing;
-mod socket;
-mod target;
-mod tls;
-
-pub use self::socket::SendProgress;
+use crate::telemetry::Chain;
 
 /// The most header lines of an answer.
 pub const ANSWER_HEADERS_MAX: usize = 128;
@@ -285,7 +286,7 @@ impl Upstreams {
             verdicts[index] = failure.verdict;
             last = failure.error;
             last.target = Some(target.name());
-            tracing::debug!(error = %last, sent = ?last.sent, "an attempt failed");
+            tracing::debug!(error = %Chain(&last), sent = ?last.sent, "an attempt failed");
             match failure.body {
                 Some(again) if last.sent == Sent::No && !progress.is_abandoned() => body = again,
                 _ => break,

@@ -6,7 +6,8 @@
 //! goes away is told by `gone`, never by dropping the future.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
@@ -40,7 +41,7 @@ pub(super) struct Inner {
     /// Keys whose claim may or may not have been made, while that is being undone.
     pub ambiguous: Mutex<HashSet<RecordKey>>,
     /// Bytes of answers whose commit is still being tried.
-    pub retrying_bytes: std::sync::atomic::AtomicUsize,
+    pub retrying_bytes: AtomicUsize,
     pub tracker: TaskTracker,
     pub draining: CancellationToken,
 }
@@ -137,7 +138,7 @@ impl Gate {
             flights: Flights::new(settings.waiters_per_key_max, settings.waiters_max),
             replay: ReplayCache::new(settings.cache_bytes_max, settings.cache_trust),
             ambiguous: Mutex::default(),
-            retrying_bytes: std::sync::atomic::AtomicUsize::new(0),
+            retrying_bytes: AtomicUsize::new(0),
             store,
             group,
             secrets,
@@ -266,7 +267,7 @@ impl Gate {
         &self.0.store
     }
 
-    pub(super) fn ambiguous(&self) -> std::sync::MutexGuard<'_, HashSet<RecordKey>> {
+    pub(super) fn ambiguous(&self) -> MutexGuard<'_, HashSet<RecordKey>> {
         // The critical sections can't panic half-way through a change.
         self.0
             .ambiguous

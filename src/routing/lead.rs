@@ -18,7 +18,7 @@ use crate::domain::record::{
 use crate::domain::scope::RecordKey;
 use crate::ids;
 use crate::store::{StoreError, wake_hash};
-use crate::telemetry::metric;
+use crate::telemetry::{Chain, metric};
 
 /// Pauses between tries of undoing a claim.
 const UNDO_PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -313,10 +313,7 @@ impl Gate {
 }
 
 fn refuse_store_down(error: &StoreError) -> Admission {
-    tracing::warn!(
-        error = error as &dyn std::error::Error,
-        "the store gave no answer"
-    );
+    tracing::warn!(error = %Chain(error), "the store gave no answer");
     Admission::Refuse(Denial::StoreUnavailable)
 }
 

@@ -60,7 +60,7 @@ impl ReplayCache {
     pub fn new(bytes_max: u64, trust: Duration) -> Self {
         let weight = |_: &u64, entry: &Entry| {
             let key = entry.key.tenant.as_str().len() + entry.key.key.as_str().len();
-            let bytes = ENTRY_BYTES + key + entry.decided.recorded.len();
+            let bytes = ENTRY_BYTES + key + entry.decided.recorded.held_bytes();
             u32::try_from(bytes).unwrap_or(u32::MAX)
         };
         let entries = Cache::builder()

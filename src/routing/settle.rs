@@ -1,5 +1,6 @@
 //! What an owner does: keep its lease alive, then settle once.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::domain::policy::OnUnknown;
 use crate::domain::record::{Committed, Completion, GiveUp, Heartbeat, Release, State, Validity};
 use crate::ids;
 use crate::store::StoreError;
-use crate::telemetry::metric;
+use crate::telemetry::{Chain, metric};
 
 /// An owner beats this many times within a lease, so that one lost beat costs nothing.
 const BEATS_PER_LEASE: u32 = 3;
@@ -59,7 +60,7 @@ impl Gate {
     /// Keeps the lease alive until dropped. A failed beat never aborts the call: if the token is
     /// stale the beats end, and settling will tell. A beat that hangs is not waited for longer
     /// than until the next, which may go another way.
-    pub async fn keep_alive(&self, permit: &Permit) {
+    pub async fn keep_alive(&self, permit: &Permit) -> Infallible {
         let every = permit.lease / BEATS_PER_LEASE;
         let mut beats = tokio::time::interval_at(Instant::now() + every, every);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -75,11 +76,11 @@ impl Gate {
                 Ok(Ok(true)) => permit.renewed(asked_at),
                 Ok(Ok(false)) => {
                     permit.lost();
-                    std::future::pending::<()>().await;
+                    return std::future::pending().await;
                 }
                 Err(_) => tracing::debug!("a heartbeat hangs; the next one will try again"),
                 Ok(Err(error)) => tracing::debug!(
-                    error = &*error as &dyn std::error::Error,
+                    error = %Chain(&*error),
                     "a heartbeat failed; the next one will try again"
                 ),
             }
@@ -112,7 +113,11 @@ impl Gate {
         };
         let asked_at = Instant::now();
         let until = asked_at + COMMIT_WAIT;
-        let tried = tokio::time::timeout_at(until, self.try_commit(&completion, until)).await;
+        // Beats go on: a commit may take longer than what is left of the lease.
+        let tried = tokio::select! {
+            tried = tokio::time::timeout_at(until, self.try_commit(&completion, until)) => tried,
+            never = self.keep_alive(&permit) => match never {},
+        };
         if let Ok(Ok(committed)) = tried {
             return self
                 .committed(permit, completion, committed, asked_at)
@@ -202,7 +207,7 @@ impl Gate {
     /// the store was first asked: the commit may be that old, and so its validity.
     fn commit_later(&self, mut permit: Permit, completion: Completion, asked_at: Instant) {
         permit.mark_settled();
-        let bytes = completion.recorded.len();
+        let bytes = completion.recorded.held_bytes();
         let held = self.0.retrying_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let gate = self.clone();
         let give_back = move |gate: &Self| {
@@ -230,7 +235,7 @@ impl Gate {
                 Err(error) => {
                     tracing::error!(
                         pool = %permit.key.pool,
-                        error = &*error as &dyn std::error::Error,
+                        error = %Chain(&*error),
                         "an answer could not be recorded in time; its record will end as unknown"
                     );
                     "lost"

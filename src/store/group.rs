@@ -135,7 +135,7 @@ impl Group {
 }
 
 fn weight(completion: &Completion) -> usize {
-    completion.recorded.len()
+    completion.recorded.held_bytes()
 }
 
 type Call<I, O> = for<'a> fn(&'a dyn Store, &'a [I]) -> BoxFuture<'a, Result<Vec<O>, StoreError>>;

@@ -5,10 +5,9 @@
 
 use std::sync::Arc;
 
+use super::driver::{Report, Worker};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metric;
-
-use super::driver::{Report, Worker};
 
 /// The duty.
 pub struct Census {

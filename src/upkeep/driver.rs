@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::ids;
 use crate::store::StoreError;
-use crate::telemetry::metric;
+use crate::telemetry::{Chain, metric};
 
 /// How far a pause may be from its period, as a part of it.
 const JITTER: f64 = 0.25;
@@ -166,7 +166,7 @@ impl<W: Worker> Driver<W> {
         let round = AssertUnwindSafe(self.worker.run_once()).catch_unwind();
         let outcome = match tokio::time::timeout(self.timing.deadline, round).await {
             Ok(Ok(Ok(report))) => Ok(report),
-            Ok(Ok(Err(error))) => Err(Failure::Store(with_causes(&error))),
+            Ok(Ok(Err(error))) => Err(Failure::Store(Chain(&error).to_string())),
             Ok(Err(_)) => Err(Failure::Panic),
             Err(_) => Err(Failure::Deadline),
         };
@@ -226,17 +226,6 @@ impl Status {
 /// `drawn` is from 0 to 1.
 fn jittered(period: Duration, drawn: f64) -> Duration {
     period.mul_f64(1.0 - JITTER + 2.0 * JITTER * drawn)
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

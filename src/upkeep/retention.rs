@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
+use super::driver::{Report, Worker};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metric;
-
-use super::driver::{Report, Worker};
 
 /// Rows of each table that one round deletes at most.
 pub const PURGE_ROWS_MAX: u32 = 500;

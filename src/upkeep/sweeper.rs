@@ -6,29 +6,23 @@
 
 use std::sync::Arc;
 
+use super::driver::{Report, Worker};
 use crate::domain::record::State;
 use crate::store::{Store, StoreError, Swept};
 use crate::telemetry::metric;
 
-use super::driver::{Report, Worker};
-
 /// Rows that one round moves at most, oldest claim first.
 pub const SWEEP_ROWS_MAX: u32 = 500;
-
-/// Called after a round that moved rows.
-pub type Moved = Box<dyn Fn(Swept) + Send + Sync>;
 
 /// The duty.
 pub struct Sweeper {
     store: Arc<dyn Store>,
-    moved: Moved,
 }
 
 impl Sweeper {
-    /// Sweeps this store. `moved` may wake local waiters early; they find out by themselves at
-    /// their next poll.
-    pub fn new(store: Arc<dyn Store>, moved: Moved) -> Self {
-        Self { store, moved }
+    /// Sweeps this store. Waiters find out by themselves at their next poll.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store }
     }
 }
 
@@ -42,7 +36,6 @@ impl Worker for Sweeper {
         let rows = swept.failed_before_commit + swept.outcome_unknown;
         if rows > 0 {
             count(swept);
-            (self.moved)(swept);
         }
         Ok(Report {
             rows,

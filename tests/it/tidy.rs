@@ -31,9 +31,13 @@ impl Source {
         for (_, line) in self.code() {
             for (at, _) in line.match_indices("crate::") {
                 let rest = &line[at + "crate::".len()..];
-                let names = rest.strip_prefix('{').unwrap_or(rest);
-                let end = names.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-                imports.insert(&names[..end.unwrap_or(names.len())]);
+                let group = rest
+                    .strip_prefix('{')
+                    .and_then(|rest| rest.split('}').next());
+                for name in group.map_or(vec![rest], |group| group.split(", ").collect()) {
+                    let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                    imports.insert(&name[..end.unwrap_or(name.len())]);
+                }
             }
         }
         imports
@@ -127,6 +131,25 @@ fn the_domain_is_pure() {
         }
     }
     assert_none(&breaches);
+}
+
+#[test]
+fn routing_and_the_store_know_no_http_framework() {
+    let mut inner = sources();
+    inner.retain(|source| {
+        ["routing", "store"]
+            .iter()
+            .any(|module| is_in(source, module))
+    });
+    let words = [
+        "axum",
+        "hyper",
+        "http::",
+        "http_body",
+        "StatusCode",
+        "tower",
+    ];
+    assert_none(&lines_with(&inner, &words));
 }
 
 #[test]

@@ -1,52 +1,13 @@
-//! Records for people: columns that line up, and colours on a terminal.
+//! Records for people, in columns that line up.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Failure;
-
-/// Whether there are colours.
-#[derive(Clone, Copy, Debug)]
-pub struct Paint(bool);
-
-impl Paint {
-    /// No colours.
-    pub const PLAIN: Self = Self(false);
-
-    /// Colours on a terminal, unless `NO_COLOR` is set.
-    #[expect(clippy::disallowed_methods, reason = "the command line's environment")]
-    pub fn for_terminal(out: &impl IsTerminal) -> Self {
-        let unwanted = std::env::var("NO_COLOR").is_ok_and(|value| !value.is_empty());
-        Self(out.is_terminal() && !unwanted)
-    }
-
-    /// `text` in the colour of a record's state.
-    fn state(self, word: &str, text: &str) -> String {
-        let colour = match word {
-            "completed" => "32",
-            "pending" => "36",
-            "failed_before_commit" => "33",
-            "outcome_unknown" => "1;31",
-            _ => return text.to_owned(),
-        };
-        self.with(colour, text)
-    }
-
-    fn faint(self, text: &str) -> String {
-        self.with("2", text)
-    }
-
-    fn with(self, code: &str, text: &str) -> String {
-        if self.0 {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
-    }
-}
+use crate::cli::paint::Paint;
 
 #[derive(Deserialize)]
 struct Page {
@@ -164,7 +125,7 @@ pub(super) fn record(out: &mut dyn Write, answer: &Value, paint: Paint) -> Resul
         ]);
     }
     for (name, value) in facts {
-        writeln!(out, "{} {value}", paint.faint(&format!("{name:11}")))?;
+        writeln!(out, "{} {value}", paint.faint(format!("{name:11}")))?;
     }
     Ok(())
 }

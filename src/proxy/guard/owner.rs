@@ -5,27 +5,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderName, HeaderValue, Request, response};
+use http::{HeaderValue, Request, response};
 use http_body::Frame;
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::super::Body;
-use super::super::answer::{Answer, Status, full};
+use super::super::answer::{Answer, Status};
 use super::super::exchange::{self, Exchange};
 use super::super::upstream::{SendError, SendErrorKind, SendProgress, Sent};
+use super::super::{Body, full};
 use super::{Guard, Guarded, Reply};
-use crate::domain::message::Recorded;
+use crate::domain::message::{IDEMPOTENCY_KEY, Recorded};
 use crate::domain::policy::{ForwardKey, KeySource, Policy};
-use crate::problem::{Kind, Problem};
+use crate::problem::{Kind, Problem, RETRY_AFTER};
 use crate::routing::permit::Permit;
 use crate::routing::settle::{Outcome, Settled};
-use crate::telemetry::metric;
+use crate::telemetry::{Chain, metric};
 
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// What a client is asked to wait after nothing could be sent.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// What a client is told when its request was sent and no whole answer came back.
+const UNKNOWN_DETAIL: &str = "The request was sent and no whole answer came back: the service may \
+    have carried it out. Ask again with the same key; it will not be sent twice unless the route \
+    says that this is safe.";
 
 /// An answer on its way to its client, and what its record is to be told.
 struct Conclusion {
@@ -82,7 +83,7 @@ impl Guard {
             exchange = call => Some(exchange),
             () = tokio::time::sleep(limit) => None,
             () = self.0.cutoff.cancelled() => None,
-            () = self.0.gate.keep_alive(permit) => None,
+            never = self.0.gate.keep_alive(permit) => match never {},
         }
     }
 
@@ -179,7 +180,7 @@ fn conclude(guarded: &Guarded, exchange: Exchange) -> Conclusion {
             tracing::warn!(
                 pool = %policy.pool,
                 upstream_status = status.map(|status| status.as_u16()),
-                error = &*cause as &dyn std::error::Error,
+                error = %Chain(&*cause),
                 "nobody knows whether the upstream ran a request"
             );
             let mut problem = if cause.is::<TimedOut>() {
@@ -253,7 +254,7 @@ fn not_sent(error: &SendError) -> Problem {
         _ => Kind::UpstreamUnreachable,
     };
     tracing::warn!(
-        error = error as &dyn std::error::Error,
+        error = %Chain(error),
         "nothing could be sent upstream"
     );
     Problem::new(
@@ -270,10 +271,6 @@ fn timed_out() -> Problem {
 fn broken() -> Problem {
     Problem::new(Kind::OutcomeUnknownBroken, UNKNOWN_DETAIL)
 }
-
-const UNKNOWN_DETAIL: &str = "The request was sent and no whole answer came back: the service may \
-    have carried it out. Ask again with the same key; it will not be sent twice unless the route \
-    says that this is safe.";
 
 fn uuid_value(id: Uuid) -> HeaderValue {
     // A UUID's text is visible ASCII.

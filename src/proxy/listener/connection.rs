@@ -11,7 +11,6 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,7 +24,8 @@ use super::io::{ClientIo, Watch};
 use super::{Peer, Shutdown};
 use crate::config::Limits;
 use crate::problem::{Kind, Problem};
-use crate::proxy::{Body, BoxError, matching};
+use crate::proxy::{Body, BoxError, matching, problem_response};
+use crate::telemetry::Chain;
 
 /// Requests that one HTTP/2 connection may have open at a time.
 const STREAMS_MAX: u32 = 128;
@@ -135,7 +135,7 @@ where
             async move {
                 let response = match refusal(&request, &watch, number) {
                     Some(problem) => refused(problem, request.version()),
-                    None if peer.copies() > WORK_MAX => overworked().into_response().map(whole),
+                    None if peer.copies() > WORK_MAX => problem_response(overworked()),
                     None => handler(request, peer).await,
                 };
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -154,7 +154,7 @@ where
             tokio::select! {
                 ended = connection.as_mut() => {
                     if let Err(error) = ended {
-                        tracing::debug!(%error, peer = %addr, "client connection broke");
+                        tracing::debug!(error = %Chain(&*error), peer = %addr, "client connection broke");
                     }
                     return;
                 }
@@ -191,19 +191,19 @@ fn refusal(request: &Request<Incoming>, watch: &Watch, number: u64) -> Option<Pr
         return invalid(&fault.to_string());
     }
     if request.method() == Method::CONNECT {
-        return invalid("this is a gateway, no forward proxy; CONNECT is not served");
+        return invalid("This is a gateway, no forward proxy. CONNECT is not served.");
     }
     if request.headers().get_all(CONTENT_LENGTH).iter().count() > 1 {
-        return invalid("send one Content-Length");
+        return invalid("Send one Content-Length.");
     }
     matching::authority(request.version(), request.uri(), request.headers())
         .err()
-        .and_then(|error| invalid(&error.to_string()))
+        .map(Problem::from)
 }
 
 /// The answer to what can't be handed on. Nothing after it on the connection can be trusted.
 fn refused(problem: Problem, version: Version) -> Response<Body> {
-    let mut response = problem.into_response().map(whole);
+    let mut response = problem_response(problem);
     if version < Version::HTTP_2 {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
@@ -217,10 +217,6 @@ fn overworked() -> Problem {
         "Nothing was sent: requests that this connection gave up are still at work. Wait for them.",
     )
     .retry_after(RETRY_AFTER)
-}
-
-fn whole(body: Bytes) -> Body {
-    Full::new(body).map_err(BoxError::from).boxed_unsync()
 }
 
 /// How many requests a connection has open, and since when none.

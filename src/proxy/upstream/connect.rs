@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls_pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
@@ -18,7 +19,7 @@ use super::{SendError, SendErrorKind, tls};
 /// Of a name's addresses this many are tried.
 const ADDRESSES_MAX: usize = 8;
 /// A connection without traffic is asked after this long whether the other side is still there.
-const KEEPALIVE: std::time::Duration = std::time::Duration::from_secs(30);
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// What any connection is made of.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}

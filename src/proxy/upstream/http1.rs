@@ -27,6 +27,7 @@ use super::{
     SendErrorKind, Sent,
 };
 use crate::proxy::{Body, BoxError};
+use crate::telemetry::Chain;
 
 /// How long a connection may take to be ready once its answer was read. It is as good as at once,
 /// unless the upstream answered without reading the whole request.
@@ -56,7 +57,7 @@ impl Http1 {
             made.map_err(|error| SendError::unsent(SendErrorKind::Connect).because(error))?;
         let task = target.tracker.spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%error, "an upstream connection broke");
+                tracing::debug!(error = %Chain(&error), "an upstream connection broke");
             }
         });
         Ok(Self {

@@ -23,6 +23,7 @@ use super::{
     ANSWER_HEADER_BYTES_MAX, ANSWER_HEADERS_MAX, Failure, OutBody, SendError, SendErrorKind, Sent,
 };
 use crate::proxy::{Body, BoxError};
+use crate::telemetry::Chain;
 
 /// Streams at a time on one connection, if the upstream allows more.
 const STREAMS_MAX: usize = 256;
@@ -75,7 +76,7 @@ impl Http2 {
         let ping = connection.ping_pong();
         let task = target.tracker.spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "an upstream connection broke");
+                tracing::debug!(error = %Chain(&error), "an upstream connection broke");
             }
         });
         let task = AbortOnDropHandle::new(task);

@@ -6,10 +6,9 @@ use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use http_body::Body as _;
-use http_body_util::{BodyExt, Full};
 
 use super::OutBody;
-use crate::proxy::Body;
+use crate::proxy::{Body, full};
 
 /// All of a request but its body, so that it can be sent again.
 pub(super) struct Head {
@@ -47,9 +46,7 @@ impl OutBody {
 
     fn boxed(self) -> Body {
         match self {
-            Self::Full(bytes) => Full::new(bytes)
-                .map_err(|never| match never {})
-                .boxed_unsync(),
+            Self::Full(bytes) => full(bytes),
             Self::Stream(body) => body,
         }
     }

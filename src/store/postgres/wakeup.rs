@@ -302,8 +302,7 @@ fn channel(schema: &str) -> String {
 
 /// Between a half and the whole, so that gateways don't come back all at once.
 fn jittered(pause: Duration) -> Duration {
-    let [.., drawn] = *ids::attempt_token().0.as_bytes();
-    pause / 2 + (pause / 2) * u32::from(drawn) / u32::from(u8::MAX)
+    pause.mul_f64(0.5 + 0.5 * ids::jitter())
 }
 
 #[cfg(test)]
