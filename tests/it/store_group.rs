@@ -352,7 +352,7 @@ async fn an_owner_beats_again_while_a_beat_hangs() {
     };
     tokio::select! {
         () = two => {}
-        () = gate.keep_alive(&permit) => {}
+        never = gate.keep_alive(&permit) => match never {},
     }
     on.store.go_on();
     gate.settle(*permit, Outcome::NotSent).await;
