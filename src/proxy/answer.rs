@@ -146,7 +146,7 @@ impl Answer {
         };
         let mut response = match body {
             Some(body) => {
-                let mut response = Response::new(full(body));
+                let mut response = Response::new(body);
                 *response.status_mut() =
                     StatusCode::from_u16(recorded.status).unwrap_or(StatusCode::BAD_GATEWAY);
                 *response.headers_mut() = headers;
@@ -312,17 +312,18 @@ fn not_replayable(status: u16) -> Response<Body> {
 }
 
 /// The stored body in a coding that the client takes; `None` when that can't be made.
-async fn takeable(headers: &mut HeaderMap, body: &Bytes, asker: &Asker) -> Option<Bytes> {
+async fn takeable(headers: &mut HeaderMap, body: &Bytes, asker: &Asker) -> Option<Body> {
     let Some(coded) = headers.get(CONTENT_ENCODING) else {
-        return Some(body.clone());
+        return Some(full(body.clone()));
     };
     let coding = Coding::parse(coded.as_bytes());
     if coding.is_some_and(Coding::is_identity)
         || coding::accepts(&asker.accept_encoding, coded.as_bytes())
     {
-        return Some(body.clone());
+        return Some(full(body.clone()));
     }
-    let plain = coding?.decode(body).await?;
+    let (plain, length) = coding?.decode(body).await?;
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     headers.remove(CONTENT_ENCODING);
     // These describe the coded bytes (RFC 9110 section 8.8.3.3, RFC 9530).
     headers.remove("content-digest");

@@ -70,6 +70,8 @@ async fn a_client_that_cannot_take_the_stored_coding_gets_identity() {
             let plain = call.clone().header("Accept-Encoding", accepts).send().await;
             plain.assert_is(200, "replayed");
             assert_eq!(readable(&plain).await, TEXT, "{accepts}");
+            let length = TEXT.len().to_string();
+            assert_eq!(plain.header("content-length"), Some(length));
             assert!(
                 plain
                     .header("content-encoding")
