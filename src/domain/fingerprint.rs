@@ -12,6 +12,11 @@ use subtle::ConstantTimeEq;
 /// The parts that are compared, as an answer may name them.
 pub const COMPARED: &str = "method, path, query, content type, content coding and body";
 
+/// The most values of a JSON body that is taken apart, counted by what begins or separates them.
+/// Each takes up to some hundred bytes of memory and as little as two of the body, so that a body
+/// within its limit could take a gigabyte.
+pub const JSON_VALUES_MAX: usize = 100_000;
+
 /// Raised when the way of hashing changes, so that no old row is compared with a new hash.
 const ALGORITHM: &[u8] = b"oncegate fingerprint 1";
 
@@ -103,13 +108,17 @@ impl RequestDigest {
 }
 
 /// The form in which a body is compared.
-enum Body {
+enum Body<'a> {
     Bytes,
     Json(Vec<u8>),
-    Parts(Vec<Vec<u8>>),
+    Parts(Vec<&'a [u8]>),
 }
 
-fn counted_body(content_type: &[u8], parts: &RequestParts<'_>, rules: &FingerprintRules) -> Body {
+fn counted_body<'a>(
+    content_type: &[u8],
+    parts: &RequestParts<'a>,
+    rules: &FingerprintRules,
+) -> Body<'a> {
     let coded = parts
         .content_encoding
         .is_some_and(|coding| coding != b"identity");
@@ -150,9 +159,21 @@ fn counted_query(query: Option<&str>, ignored: &[String]) -> Vec<u8> {
     }
 }
 
-/// RFC 8785. `None` when the body is not JSON or holds a number that a double would round: such
-/// bodies are compared byte for byte. Of a repeated member the last one counts.
+/// Whether a JSON body may have more than [`JSON_VALUES_MAX`] values. Text that looks like them
+/// counts too.
+#[must_use]
+pub fn has_too_many_values(body: &[u8]) -> bool {
+    memchr::memchr3_iter(b',', b'[', b'{', body)
+        .nth(JSON_VALUES_MAX)
+        .is_some()
+}
+
+/// RFC 8785. `None` when the body is not JSON, has too many values, or holds a number that a double
+/// would round: such bodies are compared byte for byte. Of a repeated member the last one counts.
 fn canonical_json(body: &[u8], ignored: &[String]) -> Option<Vec<u8>> {
+    if has_too_many_values(body) {
+        return None;
+    }
     let mut value: Value = serde_json::from_slice(body).ok()?;
     if !is_exact(&value) {
         return None;
@@ -201,7 +222,7 @@ fn boundary(content_type: &[u8]) -> Option<String> {
 
 /// Cuts a multipart body into its parts, each with its headers (RFC 2046, section 5.1).
 /// `None` when the body is not what its boundary says: it is then compared byte for byte.
-fn multipart(body: &[u8], boundary: &str) -> Option<Vec<Vec<u8>>> {
+fn multipart<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<&'a [u8]>> {
     let delimiter = format!("\r\n--{boundary}").into_bytes();
     let first = format!("--{boundary}").into_bytes();
     let mut rest = body.strip_prefix(&first[..])?;
@@ -212,7 +233,7 @@ fn multipart(body: &[u8], boundary: &str) -> Option<Vec<Vec<u8>>> {
         }
         rest = rest.strip_prefix(b"\r\n")?;
         let end = memchr::memmem::find(rest, &delimiter)?;
-        list.push(rest[..end].to_vec());
+        list.push(&rest[..end]);
         rest = &rest[end + delimiter.len()..];
     }
 }
@@ -236,6 +257,22 @@ mod tests {
 
     fn digest(parts: &RequestParts<'_>) -> RequestDigest {
         RequestDigest::of(parts, &FingerprintRules::default())
+    }
+
+    #[test]
+    fn a_body_that_would_unfold_in_memory_is_compared_byte_for_byte() {
+        let rules = FingerprintRules {
+            canonical_json: true,
+            ..FingerprintRules::default()
+        };
+        let of = |body: &str| RequestDigest::of(&parts(body.as_bytes()), &rules);
+        let list = |values: usize, end: &str| format!("[{}0{end}]", "0,".repeat(values - 1));
+        let most = JSON_VALUES_MAX;
+        assert_eq!(of(&list(most, "")), of(&list(most, " ")));
+        assert_ne!(of(&list(most + 1, "")), of(&list(most + 1, " ")));
+        assert_eq!(of(&list(most + 1, "")), of(&list(most + 1, "")));
+        let deep = "[".repeat(most) + &"]".repeat(most);
+        assert_ne!(of(&deep), of("[]"), "and no stack overflows");
     }
 
     #[test]

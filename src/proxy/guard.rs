@@ -28,7 +28,7 @@ use super::matching;
 use super::passthrough::Passthrough;
 use super::tenant::{Scopes, Tenants};
 use super::upstream::Upstreams;
-use crate::domain::fingerprint::{RequestDigest, RequestParts};
+use crate::domain::fingerprint::{self, RequestDigest, RequestParts};
 use crate::domain::key::{IdempotencyKey, KeyError};
 use crate::domain::policy::{KeySource, Policy};
 use crate::domain::scope::RecordKey;
@@ -175,6 +175,13 @@ impl Guard {
             .await
             .map_err(|error| refused(error.problem()))?;
         if let KeySource::Body(pointer) = &policy.key_source {
+            if fingerprint::has_too_many_values(body.bytes()) {
+                return Err(request_invalid(format!(
+                    "Nothing was sent: the key is looked for in the body, and that has more than \
+                     {} values.",
+                    fingerprint::JSON_VALUES_MAX
+                )));
+            }
             key = body_key(&body, pointer).map_err(key_invalid)?;
             if key.is_none() && policy.required {
                 return Err(key_missing());

@@ -360,6 +360,9 @@ async fn a_route_says_where_the_key_is() {
         let answer = body(malformed).send().await;
         answer.assert_problem(400, "key-invalid", "refused");
     }
+    let unfolding = format!("\"order 1\",\"list\":[{}0]", "0,".repeat(200_000));
+    let answer = body(&unfolding).send().await;
+    answer.assert_problem(400, "request-invalid", "refused");
     let records = bench.database.records().await;
     let keys: std::collections::BTreeSet<_> = records.iter().map(|row| &*row.key).collect();
     let right = ["17", "msg_1", "order 1"];
