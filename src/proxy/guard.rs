@@ -357,7 +357,10 @@ fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, Ke
     match document.pointer(pointer) {
         None | Some(serde_json::Value::Null) => Ok(None),
         Some(serde_json::Value::String(text)) => IdempotencyKey::from_text(text),
-        Some(serde_json::Value::Number(number)) => IdempotencyKey::from_text(&number.to_string()),
+        // Others are rounded, so that two keys could become one.
+        Some(serde_json::Value::Number(number)) if !number.is_f64() => {
+            IdempotencyKey::from_text(&number.to_string())
+        }
         Some(_) => Err(KeyError::Malformed),
     }
 }

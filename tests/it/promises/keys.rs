@@ -356,7 +356,8 @@ async fn a_route_says_where_the_key_is() {
     for absent in ["null", "\"\""] {
         body(absent).send().await.assert_is(200, "");
     }
-    for malformed in ["[]", "\"caf\u{e9}\""] {
+    let rounded = ["12345678901234567890123", "17.5", "1e3"];
+    for malformed in ["[]", "\"caf\u{e9}\""].into_iter().chain(rounded) {
         let answer = body(malformed).send().await;
         answer.assert_problem(400, "key-invalid", "refused");
     }
