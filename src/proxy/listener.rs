@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +33,9 @@ use crate::telemetry::metric;
 
 /// After an accept failed for want of file descriptors or memory: time for some to be freed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A client without traffic is asked after this long whether it is still there.
+const KEEPALIVE: Duration = Duration::from_mins(1);
 
 /// How a shutdown is told.
 #[derive(Clone, Debug, Default)]
@@ -158,8 +162,8 @@ async fn serve<H, F>(
     H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "can't switch Nagle's algorithm off");
+    if let Err(error) = tune(&stream) {
+        tracing::debug!(%error, "can't tune a client's socket");
     }
     let Some(tls) = tls else {
         return http.serve(stream, peer).await;
@@ -171,9 +175,32 @@ async fn serve<H, F>(
     }
 }
 
+/// Small answers leave at once, and a client whose machine is gone is noticed although nothing is
+/// written to it: it would hold its slot for ever behind a silent stream or tunnel.
+fn tune(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(KEEPALIVE / 3);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_client_whose_machine_is_gone_does_not_hold_itsslot_for_ever() {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(socket.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (stream, _) = accept(&socket).await;
+        tune(&stream).unwrap();
+        let tuned = SockRef::from(&stream);
+        assert!(tuned.keepalive().unwrap());
+        assert_eq!(tuned.tcp_keepalive_time().unwrap(), KEEPALIVE);
+    }
 
     #[test]
     fn only_errors_of_the_socket_itself_pause_accepting() {
