@@ -53,7 +53,7 @@ pub struct Peer {
     pub addr: SocketAddr,
     /// Whether the connection is encrypted.
     pub tls: bool,
-    _slot: Option<Arc<Slot>>,
+    slot: Option<Arc<Slot>>,
 }
 
 /// One of the connections that there may be at a time.
@@ -68,8 +68,14 @@ impl Peer {
         Self {
             addr,
             tls,
-            _slot: None,
+            slot: None,
         }
+    }
+
+    /// How many copies there are, over a connection of this listener: one for each request that
+    /// somebody is still at work for, and one for the connection itself.
+    fn copies(&self) -> usize {
+        self.slot.as_ref().map_or(0, Arc::strong_count)
     }
 }
 
@@ -119,7 +125,7 @@ pub async fn run<H, F>(
             let peer = Peer {
                 addr,
                 tls: tls.is_some(),
-                _slot: Some(Slot::new(permit)),
+                slot: Some(Slot::new(permit)),
             };
             let serving = serve(stream, peer, tls.clone(), Arc::clone(&http));
             tasks.spawn(shutdown.hard.clone().run_until_cancelled_owned(serving));

@@ -29,6 +29,9 @@ use crate::proxy::{Body, BoxError, matching};
 
 /// Requests that one HTTP/2 connection may have open at a time.
 const STREAMS_MAX: u32 = 128;
+/// Requests of one connection that may be worked for at a time. A guarded request goes on when its
+/// stream is reset and another takes the stream's place, so the streams alone bound nothing.
+const WORK_MAX: usize = 2 * STREAMS_MAX as usize;
 /// Body bytes that a client may send ahead on one HTTP/2 stream.
 const STREAM_WINDOW: u32 = 256 << 10;
 /// Body bytes that a client may send ahead on one HTTP/2 connection.
@@ -45,6 +48,9 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long a connection that was asked to close may take for it while it has no request.
 const CLOSE_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// When to try again on a connection that is worked for too much.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What all connections share.
 pub(super) struct Http<H> {
@@ -129,6 +135,7 @@ where
             async move {
                 let response = match refusal(&request, &watch, number) {
                     Some(problem) => refused(problem, request.version()),
+                    None if peer.copies() > WORK_MAX => overworked().into_response().map(whole),
                     None => handler(request, peer).await,
                 };
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -196,14 +203,24 @@ fn refusal(request: &Request<Incoming>, watch: &Watch, number: u64) -> Option<Pr
 
 /// The answer to what can't be handed on. Nothing after it on the connection can be trusted.
 fn refused(problem: Problem, version: Version) -> Response<Body> {
-    let mut response = problem
-        .into_response()
-        .map(|bytes| Full::new(bytes).map_err(BoxError::from).boxed_unsync());
+    let mut response = problem.into_response().map(whole);
     if version < Version::HTTP_2 {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }
     response
+}
+
+fn overworked() -> Problem {
+    Problem::new(
+        Kind::Overloaded,
+        "Nothing was sent: requests that this connection gave up are still at work. Wait for them.",
+    )
+    .retry_after(RETRY_AFTER)
+}
+
+fn whole(body: Bytes) -> Body {
+    Full::new(body).map_err(BoxError::from).boxed_unsync()
 }
 
 /// How many requests a connection has open, and since when none.

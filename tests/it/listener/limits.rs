@@ -49,6 +49,38 @@ async fn a_head_that_is_too_large_is_refused() {
     assert_eq!(server.calls(), 1);
 }
 
+/// As an owner does whose client reset the stream: the answer is gone, the work goes on.
+#[tokio::test]
+async fn requests_that_were_given_up_and_are_still_worked_for_are_bounded() {
+    let work = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let handler = {
+        let work = std::sync::Arc::clone(&work);
+        move |_, peer| {
+            work.lock().unwrap().push(peer);
+            async { answer(200, "served") }
+        }
+    };
+    let server = Server::with(limits(), None, handler).await;
+    let client = Http2::connect(server.addr).await;
+    let mut refused = None;
+    for _ in 0..1000 {
+        let response = client.ask(to("POST", "/"), b"").await;
+        if response.status() != 200 {
+            refused = Some(response);
+            break;
+        }
+    }
+    let refused = refused.expect("some request is one too many");
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    assert!(
+        server.calls() >= 128,
+        "an honest client has as many at once"
+    );
+    work.lock().unwrap().clear();
+    assert_eq!(client.ask(to("POST", "/"), b"").await.status(), 200);
+}
+
 #[tokio::test]
 async fn a_head_that_does_not_come_to_its_end_in_time_ends_the_connection() {
     let server = server(|limits| limits.header_timeout = HEADER_TIMEOUT).await;
