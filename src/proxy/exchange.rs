@@ -22,7 +22,8 @@ pub enum Exchange {
         /// The status of the answer that broke off, if it came so far.
         status: Option<StatusCode>,
     },
-    /// An answer came whole.
+    /// An answer came whole, as far as its framing tells: a body that ends with its connection
+    /// counts as whole when that ended cleanly (RFC 9112 section 8).
     Whole(response::Parts, Bytes),
     /// An answer began that can't be kept: a stream, or one over the limit. What is here already
     /// and what is still to come.

@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -60,7 +60,8 @@ pub enum OutBody {
 }
 
 /// In an answer's extensions: its body ends with the connection (RFC 9112 section 6.3, rule 8),
-/// so that a truncated one looks whole.
+/// so that a truncated one looks whole. It counts as whole all the same, unless the connection broke
+/// or TLS did not say that it ended (RFC 9112 sections 8 and 9.8); the log tells once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseDelimited;
 
@@ -203,6 +204,8 @@ struct Inner {
 struct Pool {
     targets: Vec<Arc<Target>>,
     turn: AtomicUsize,
+    /// Whether the log was told of bodies that end with their connection.
+    warned: AtomicBool,
 }
 
 /// What a target's attempt left for another one.
@@ -227,7 +230,12 @@ impl Upstreams {
         for config in pools {
             let targets = Target::all(config, &mut roots, &tracker, &closed)?;
             let turn = AtomicUsize::new(0);
-            built.insert(config.id.clone(), Pool { targets, turn });
+            let pool = Pool {
+                targets,
+                turn,
+                warned: AtomicBool::new(false),
+            };
+            built.insert(config.id.clone(), pool);
         }
         let inner = Arc::new(Inner {
             pools: built,
@@ -248,11 +256,11 @@ impl Upstreams {
     /// When no answer came; see [`SendError`].
     pub async fn send(
         &self,
-        pool: &PoolId,
+        id: &PoolId,
         request: Request<OutBody>,
         progress: &SendProgress,
     ) -> Result<Response<Body>, SendError> {
-        let pool = self.inner.pools.get(pool);
+        let pool = self.inner.pools.get(id);
         let pool = pool.ok_or_else(|| SendError::unsent(SendErrorKind::NoTarget))?;
         let (head, mut body) = Head::new(request);
         let mut verdicts = vec![Verdict::Untried; pool.targets.len()];
@@ -266,6 +274,7 @@ impl Upstreams {
             let failure = match answered {
                 Ok(answer) => {
                     target.health.recover();
+                    pool.warn_of_open_ends(id, &answer);
                     return Ok(answer);
                 }
                 Err(failure) => failure,
@@ -327,6 +336,18 @@ impl Pool {
             })?;
         target.health.probe();
         Some(index)
+    }
+
+    /// A service that dies in the middle of such an answer leaves one that looks whole.
+    fn warn_of_open_ends(&self, id: &PoolId, answer: &Response<Body>) {
+        let open = answer.extensions().get::<CloseDelimited>().is_some();
+        if open && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                pool = %id,
+                "a service ends an answer's body by closing the connection, so a body that was cut \
+                 off can't be told from a whole one; let it send Content-Length or use chunks"
+            );
+        }
     }
 }
 

@@ -218,7 +218,12 @@ async fn no_statement_looks_at_every_row() {
 
 /// Whether a line of a plan goes through the rows of a statement itself.
 fn is_a_batch(line: &str) -> bool {
-    let parts = ["SCAN v", "SCAN 2-ROW VALUES", "SCAN CONSTANT ROW", "SCAN (subquery"];
+    let parts = [
+        "SCAN v",
+        "SCAN 2-ROW VALUES",
+        "SCAN CONSTANT ROW",
+        "SCAN (subquery",
+    ];
     parts.iter().any(|part| line.starts_with(part))
 }
 

@@ -17,6 +17,7 @@ each_store!(
     an_answer_that_comes_too_late_is_unknown,
     an_answer_that_comes_while_the_owner_lingers_is_kept,
     an_answer_that_breaks_off_is_never_a_clean_one,
+    an_answer_that_ends_with_its_connection_is_kept_and_the_log_says_what_that_means,
     a_route_may_send_again_with_the_same_key,
 );
 
@@ -202,6 +203,10 @@ async fn an_answer_that_breaks_off_is_never_a_clean_one(bench: Bench) {
                 .body([b'x'; 2000].to_vec())
                 .cut_after(1000, Cut::Rst),
         ),
+        (
+            "reset-with-an-open-end",
+            Reply::raw("HTTP/1.1 200 OK\r\n\r\nabc").cut_after(22, Cut::Rst),
+        ),
     ];
     for (way, reply) in ways {
         let path = format!("/{way}");
@@ -216,6 +221,26 @@ async fn an_answer_that_breaks_off_is_never_a_clean_one(bench: Bench) {
         .await;
         assert_unknown(&bench, call, way).await;
     }
+}
+
+/// RFC 9112 section 8: it counts as complete.
+async fn an_answer_that_ends_with_its_connection_is_kept_and_the_log_says_what_that_means(
+    bench: Bench,
+) {
+    let gateway = bench.gateway().start().await;
+    let warning = "can't be told from a whole one";
+    bench.upstream.on_post("/whole").answer(200, "framed");
+    let framed = gateway.post("/whole").key("framed").send().await;
+    framed.assert_is(200, "executed");
+    assert!(!gateway.log_holds(warning));
+    let reply = Reply::new(200).until_close().body("to the end");
+    bench.upstream.on_post("/open").reply(reply);
+    let call = gateway.post("/open").key("open");
+    call.clone().send().await.assert_is(200, "executed");
+    let again = call.send().await;
+    again.assert_is(200, "replayed");
+    assert_eq!(again.text(), "to the end");
+    assert!(gateway.log_holds(warning));
 }
 
 async fn a_route_may_send_again_with_the_same_key(bench: Bench) {

@@ -47,6 +47,8 @@ pub enum Cut {
     Fin,
     /// At once: RST.
     Rst,
+    /// FIN without TLS's own goodbye, as when the process is killed or somebody cuts the stream.
+    FinBelowTls,
 }
 
 /// What a GOAWAY says about the request that it answers.

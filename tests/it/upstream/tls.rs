@@ -64,6 +64,25 @@ async fn idle_connections_that_the_upstream_closed_are_not_seen_by_anyone() {
     pool.end().await;
 }
 
+/// RFC 9112 section 9.8: without TLS's own goodbye anybody on the way can have cut it.
+#[tokio::test]
+async fn a_body_that_ends_with_its_connection_is_whole_only_if_tls_says_so() {
+    let authority = Authority::new();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    authority.write_pem(file.path());
+    let upstream = Upstream::start_tls(&authority, &["http/1.1"]).await;
+    let pool = trusting(&upstream, file.path());
+    let answer = "HTTP/1.1 200 OK\r\n\r\nto the end";
+    let cut = |cut| Reply::raw(answer).cut_after(answer.len(), cut);
+    upstream.on_post("/p").once().reply(cut(Cut::Fin));
+    assert_eq!(text(pool.post("/p").await.unwrap()).await, "to the end");
+    upstream.on_post("/p").once().reply(cut(Cut::FinBelowTls));
+    let response = pool.post("/p").await.unwrap();
+    assert_eq!(response.status(), 200);
+    read(response).await.unwrap_err();
+    pool.end().await;
+}
+
 #[tokio::test]
 async fn an_upgrade_gets_http1_where_http2_is_spoken() {
     let authority = Authority::new();

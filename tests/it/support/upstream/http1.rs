@@ -44,6 +44,11 @@ pub(super) async fn cut(mut io: impl Socket, cut: Cut, mut counted: Counted) {
             let mut sink = [0; 4096];
             while matches!(io.read(&mut sink).await, Ok(1..)) {}
         }
+        Cut::FinBelowTls => {
+            let _ = socket2::SockRef::from(io.tcp()).shutdown(std::net::Shutdown::Write);
+            let mut sink = [0; 4096];
+            while matches!(io.read(&mut sink).await, Ok(1..)) {}
+        }
         Cut::Rst => {
             let _ = socket2::SockRef::from(io.tcp()).set_linger(Some(Duration::ZERO));
             drop(io);
