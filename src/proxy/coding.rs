@@ -217,7 +217,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_small_body_unfolds_into_is_never_held_as_one() {
-        let coded: Bytes = gzip(&[0; 1 << 20]).await.into();
+        let coded: Bytes = gzip(&vec![0; 1 << 20]).await.into();
         let (mut body, length) = Coding::Gzip.decode(&coded).await.unwrap();
         let mut taken = 0;
         while let Some(frame) = body.frame().await {
