@@ -425,7 +425,8 @@ impl LogLine {
         tracing::info!(
             pool = %policy.pool,
             tenant = %self.tenant,
-            key = %self.key,
+            // As a string, which text logs quote: a key may hold spaces and look like more fields.
+            key = self.key,
             method = %self.method,
             path = %self.path,
             status = answer.response.status().as_u16(),
