@@ -46,6 +46,8 @@ pub const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const HEADER_BYTES_MAX: usize = 64 * 1024;
 /// How long an answer may take.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// A connection takes no more requests after this long, and is cut soon after.
+pub const CONNECTION_AGE_MAX: Duration = Duration::from_mins(2);
 /// After the shutdown: how long requests that are at work may take to end.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// How long accepting rests after an error such as "too many open files".
@@ -190,13 +192,19 @@ async fn connection(stream: TcpStream, router: Router, shutdown: CancellationTok
         .max_buf_size(HEADER_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut served = std::pin::pin!(served);
-    let result = tokio::select! {
-        result = served.as_mut() => result,
-        () = shutdown.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-    };
+    // Whoever doesn't read its answers would hold a place for ever: every connection ends.
+    tokio::select! {
+        result = served.as_mut() => return tell(result),
+        () = shutdown.cancelled() => {}
+        () = tokio::time::sleep(CONNECTION_AGE_MAX) => {}
+    }
+    served.as_mut().graceful_shutdown();
+    if let Ok(result) = tokio::time::timeout(REQUEST_TIMEOUT + GRACE, served).await {
+        tell(result);
+    }
+}
+
+fn tell(result: Result<(), hyper::Error>) {
     if let Err(error) = result {
         tracing::debug!(error = %Chain(&error), "an admin connection broke");
     }

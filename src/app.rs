@@ -43,6 +43,8 @@ use crate::upkeep::sweeper::Sweeper;
 const CENSUS_PERIOD: Duration = Duration::from_secs(5);
 /// How long after the last sign of life the store counts as unreachable.
 const STORE_SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long after the owners had to settle their clients' connections are cut.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// How long closing the store may take after the drain.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Batches of one operation that PostgreSQL commits at once.
@@ -86,6 +88,22 @@ pub async fn serve(
 }
 
 impl Running {
+    /// Connections are cut a little later than owners, so that what an owner had to settle at the
+    /// end still reaches its client.
+    fn listeners_shutdown(&self, shutdown: &Shutdown) -> listener::Shutdown {
+        let (owners, connections) = (shutdown.hard().clone(), CancellationToken::new());
+        let (cut, stop) = (connections.clone(), self.admin_stop.clone());
+        self.admin.spawn(stop.run_until_cancelled_owned(async move {
+            owners.cancelled().await;
+            tokio::time::sleep(LAST_ANSWERS).await;
+            cut.cancel();
+        }));
+        listener::Shutdown {
+            soft: shutdown.soft().clone(),
+            hard: connections,
+        }
+    }
+
     /// After the drain: what told about it, and what it was written to.
     async fn close(self) {
         self.admin_stop.cancel();
@@ -140,7 +158,7 @@ async fn start(
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
     let proxy = proxy(config, gate, upstreams, secrets, shutdown);
-    let (limits, tokens) = (config.limits.clone(), tokens(shutdown));
+    let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
     tasks.spawn(async move {
         let handler = move |request, peer| proxy.clone().answer(request, peer);
         listener::run(public, tls, &limits, handler, tokens).await;
@@ -247,13 +265,6 @@ fn proxy(
         routes: config.routes.clone().into(),
         guard,
         passthrough,
-    }
-}
-
-fn tokens(shutdown: &Shutdown) -> listener::Shutdown {
-    listener::Shutdown {
-        soft: shutdown.soft().clone(),
-        hard: shutdown.hard().clone(),
     }
 }
 

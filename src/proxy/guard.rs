@@ -399,6 +399,7 @@ impl LogLine {
         tracing::info!(
             %pool,
             tenant = self.key.as_ref().map(|record| record.tenant.as_str()),
+            // As strings, which text logs quote: a key may hold spaces and look like more fields.
             key = self.key.as_ref().map(|record| record.key.as_str()),
             method = self.method.as_str(),
             path = self.uri.path(),
