@@ -49,6 +49,7 @@ mod streaming;
 mod tenancy;
 mod time;
 mod two_gateways;
+mod upstream_connections;
 mod upstream_failure;
 mod zombies;
 
