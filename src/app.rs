@@ -163,7 +163,13 @@ async fn start(
         let handler = move |request, peer| proxy.clone().answer(request, peer);
         listener::run(public, tls, &limits, handler, tokens).await;
     });
-    tracing::info!(listen = %listen_addr, admin = %admin_addr, "listening");
+    tracing::info!(
+        listen = %listen_addr,
+        admin = %admin_addr,
+        store = config.store.url.split(':').next(),
+        version = env!("CARGO_PKG_VERSION"),
+        "listening"
+    );
     Ok(running)
 }
 

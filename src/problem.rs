@@ -309,7 +309,8 @@ impl Problem {
         document.insert("status".into(), json!(status.as_u16()));
         document.insert("detail".into(), json!(self.detail));
         document.extend(self.members);
-        let body = Bytes::from(Value::Object(document).to_string());
+        // With a line break, so that a terminal's prompt begins a line of its own.
+        let body = Bytes::from(format!("{}\n", Value::Object(document)));
         let mut response = Response::new(body);
         *response.status_mut() = status;
         let headers = response.headers_mut();

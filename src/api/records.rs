@@ -227,11 +227,18 @@ async fn perform(
         tell_everyone(state, key).await;
     }
     let outcome = result.map_err(|error| not_answered(&error))?;
-    let (operator, word, pool) = (&audit.operator, act.word(), &key.pool);
-    tracing::info!(%operator, act = word, %pool, ?outcome, "an operator acted on a record");
+    tracing::info!(
+        operator = audit.operator,
+        act = act.word(),
+        pool = key.pool.as_str(),
+        tenant = key.tenant.as_str(),
+        key = key.key.as_str(),
+        done = outcome == Resolved::Done,
+        "an operator asked for an act on a record"
+    );
     match outcome {
         Resolved::Done => Ok(Acted {
-            act: word,
+            act: act.word(),
             status: act.leads_to(),
         }),
         Resolved::NoRecord => Err(no_record()),

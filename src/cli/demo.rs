@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use axum::Router;
 use axum::extract::State;
+use axum::response::IntoResponse;
 use http::{HeaderMap, StatusCode};
 use tokio_util::sync::CancellationToken;
 
@@ -110,14 +111,19 @@ async fn serve_sample(listener: TcpListener, paint: Paint, stop: CancellationTok
 }
 
 /// Charges someone: exactly what must not happen twice.
-async fn charge(State(sample): State<Sample>, headers: HeaderMap) -> (StatusCode, String) {
+async fn charge(State(sample): State<Sample>, headers: HeaderMap) -> impl IntoResponse {
     tokio::time::sleep(WORK).await;
     let number = sample.charges.fetch_add(1, Ordering::Relaxed) + 1;
     let key = headers.get("idempotency-key").map(|key| key.to_str());
     let key = key.and_then(Result::ok).unwrap_or("none");
     let line = format!("upstream executed charge #{number} (key {key})");
     super::say(sample.paint.green(&line));
-    (StatusCode::CREATED, format!("{{\"charge\":{number}}}\n"))
+    let json = [(http::header::CONTENT_TYPE, "application/json")];
+    (
+        StatusCode::CREATED,
+        json,
+        format!("{{\"charge\":{number}}}\n"),
+    )
 }
 
 async fn welcome(shutdown: Shutdown, paint: Paint, gateway: SocketAddr, admin: SocketAddr) {
@@ -133,7 +139,7 @@ fn guide(paint: Paint, gateway: SocketAddr, admin: SocketAddr) -> String {
     };
     let first = paint.bold(post("order-1", 10));
     let other = paint.bold(post("order-1", 99));
-    let once = post("order-2", 10);
+    let once = post("order-2", 10).replace("curl -i", "curl -s");
     let many = paint.bold(format!("for i in 1 2 3 4 5; do {once} & done; wait"));
     let metrics = paint.bold(format!(
         "curl -s http://{admin}/metrics | grep oncegate_guarded_requests_total"

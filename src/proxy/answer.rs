@@ -76,6 +76,8 @@ pub struct Answer {
     pub status: Status,
     /// The decision that it comes from.
     pub committed: Option<Committed>,
+    /// The problem that it is, if the gateway says so itself.
+    pub problem: Option<Kind>,
 }
 
 /// What of a request an answer depends on.
@@ -116,6 +118,7 @@ impl Answer {
             response: Response::from_parts(parts, body),
             status,
             committed,
+            problem: None,
         }
     }
 
@@ -140,6 +143,7 @@ impl Answer {
             Some(body) => takeable(&mut headers, body, asker).await,
             None => None,
         };
+        let problem = body.is_none().then_some(Kind::ResponseNotReplayable);
         let mut response = match body {
             Some(body) => {
                 let mut response = Response::new(body);
@@ -156,6 +160,7 @@ impl Answer {
             response,
             status,
             committed: Some(decided.committed),
+            problem,
         }
     }
 
@@ -163,6 +168,7 @@ impl Answer {
     #[must_use]
     pub fn problem(problem: Problem, status: Status) -> Self {
         Self {
+            problem: Some(problem.kind()),
             response: problem_response(problem),
             status,
             committed: None,

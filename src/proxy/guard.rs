@@ -406,6 +406,7 @@ impl LogLine {
             status = answer.response.status().as_u16(),
             idempotency = status,
             decision,
+            problem = answer.problem.map(Kind::slug),
             elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             "guarded request"
         );

@@ -220,6 +220,10 @@ impl Gate {
                 "no room to retry the commit of an answer; its record will end as unknown");
             return;
         }
+        tracing::warn!(
+            pool = %permit.key.pool,
+            "an answer was given before its commit; the commit is tried until the store takes it"
+        );
         self.0.tracker.spawn(async move {
             let until = Instant::now() + gate.0.settings.record_retry;
             let result = match gate.try_commit(&completion, until).await {
@@ -228,7 +232,10 @@ impl Gate {
                         .committed(permit, completion, committed, asked_at)
                         .await
                     {
-                        Settled::Committed(_) => "committed",
+                        Settled::Committed(_) => {
+                            tracing::info!("an answer that was given unrecorded is committed now");
+                            "committed"
+                        }
                         _ => "stale",
                     }
                 }
