@@ -262,15 +262,17 @@ async fn a_drain_finishes_what_was_begun(bench: Bench) {
 async fn a_drain_that_takes_too_long_is_honest(bench: Bench) {
     let setup = bench.gateway().section("limits", "grace = \"3s\"");
     let mut gateway = setup.route("lease = \"30s\"").start().await;
-    let owner = begun(&bench, &gateway, &Gate::closed()).await;
+    let mut owner = begun(&bench, &gateway, &Gate::closed()).await;
     let start = Instant::now();
     gateway.sigterm();
+    // Cut off, and yet told.
+    let told = owner.answer().await.unwrap();
+    told.assert_problem(504, "outcome-unknown", "unknown");
     let status = gateway.end().await;
     assert!(status.code().is_some_and(|code| code != 0), "{status:?}");
     assert!(start.elapsed() < AT_ONCE + AT_ONCE);
     // Not left to the lease.
     assert_eq!(bench.database.status("k").await, "outcome_unknown");
-    drop(owner);
 }
 
 /// An owner that still tries to connect has sent nothing: its key is open at once.
