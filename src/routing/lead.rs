@@ -63,13 +63,15 @@ impl Gate {
     }
 
     /// The key to claim. When tenants are keyed hashes and the secret was changed, a record that
-    /// lives under an older version still counts.
+    /// lives under an older version still counts; so does a generation in which something may have
+    /// been sent, since the service may know it by its key.
     async fn present_key(&self, ask: &Ask) -> Result<RecordKey, Arc<StoreError>> {
         for older in &ask.older {
             let record = self.0.group.look_up(older.clone()).await?;
             let lives = record.is_some_and(|record| {
                 let same = self.is_same(ask, record.fingerprint.as_ref());
                 decide(record.state, same, ask.policy.duplicates) != Decision::TakeOver
+                    || record.state == State::FailedBeforeCommit { maybe_sent: true }
             });
             if lives {
                 return Ok(older.clone());

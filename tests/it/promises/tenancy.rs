@@ -2,13 +2,15 @@
 
 use crate::support::gateway::{Bench, Setup, TestGateway};
 use crate::support::process::run;
-use crate::support::upstream::{Gate, Reply, Upstream};
+use crate::support::rows::Database;
+use crate::support::upstream::{Cut, Gate, Reply, Upstream};
 
 each_store!(
     tenants_do_not_share_keys,
     pools_do_not_share_keys,
     no_delimiter_joins_tenant_and_key,
     credentials_are_told_apart_and_not_kept,
+    a_new_secret_forgets_no_key_of_an_older_one,
     principals_of_a_tenant_do_not_share_answers,
     a_tenant_cannot_block_anothers_key,
     secrets_and_bodies_stay_out_of_log_and_metrics,
@@ -120,6 +122,57 @@ async fn credentials_are_told_apart_and_not_kept(bench: Bench) {
     let dump = bench.database.dump().await;
     assert!(memchr::memmem::find(&dump, b"sesame").is_none());
     assert_eq!(bench.upstream.executions("k"), 2);
+}
+
+async fn a_new_secret_forgets_no_key_of_an_older_one(bench: Bench) {
+    bench.allow_reruns();
+    let route = "on_unknown = \"redrive\"\nforward_key = \"derived\"";
+    let setup = bench
+        .gateway()
+        .section("tenant", r#"source = "credential""#)
+        .route(route);
+    let mut gateway = setup.start().await;
+    let call = |gateway: &TestGateway, path: &str, key: &str| {
+        let call = gateway.post(path).key(key);
+        call.header("Authorization", "Bearer sesame")
+    };
+    let done = call(&gateway, "/pay", "done").send().await;
+    done.assert_is(200, "executed");
+    let broken = Reply::new(201).cut_after(0, Cut::Rst);
+    bench.upstream.on_post("/broken").once().reply(broken);
+    let ambiguous = call(&gateway, "/broken", "ambiguous").send().await;
+    assert_eq!(ambiguous.problem(), "outcome-unknown");
+    let secret = match &bench.database {
+        Database::Sqlite(_) => "x'".to_owned() + &"07".repeat(32) + "', 0",
+        Database::Postgres(_) => "decode(repeat('07', 32), 'hex'), now()".to_owned(),
+    };
+    let insert =
+        format!("insert into eec_secret (version, secret, created_at) values (2, {secret})");
+    bench.database.execute(&insert).await;
+    gateway.restart().await;
+
+    let again = call(&gateway, "/pay", "done").send().await;
+    again.assert_is(200, "replayed");
+    assert_eq!(again.decision(), done.decision());
+    let other = call(&gateway, "/pay", "done")
+        .body("text/plain", "other")
+        .send()
+        .await;
+    other.assert_problem(422, "key-reused", "mismatch");
+    // Sent again in the same generation, so with the key that the service may know already.
+    let sent_again = call(&gateway, "/broken", "ambiguous").send().await;
+    sent_again.assert_is(200, "executed");
+    let mut seen = bench.upstream.requests();
+    seen.retain(|seen| seen.path() == "/broken");
+    let keys: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.header("idempotency-key"))
+        .collect();
+    assert!(keys.len() == 2 && keys[0] == keys[1], "{keys:?}");
+    let fresh = call(&gateway, "/pay", "fresh").send().await;
+    fresh.assert_is(200, "executed");
+    let versions = "select count(distinct tenant_scope) from eec_routing_idempotency";
+    assert_eq!(bench.database.number(versions).await, 2);
 }
 
 async fn principals_of_a_tenant_do_not_share_answers(bench: Bench) {
