@@ -287,7 +287,8 @@ impl Gate {
         });
     }
 
-    async fn release_until_answered(&self, release: &Release) {
+    /// Tries until the store says yes or no, for at most `record_retry`.
+    pub(super) async fn release_until_answered(&self, release: &Release) {
         let until = Instant::now() + self.0.settings.record_retry;
         let mut pause = UNDO_PAUSE_MIN;
         while self.0.group.release(release.clone()).await.is_err() && Instant::now() < until {

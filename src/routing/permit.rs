@@ -16,14 +16,7 @@ use crate::telemetry::metric;
 /// The right to call the upstream for one attempt. Not cloneable; `Gate::settle` consumes it.
 /// One that is dropped unsettled is counted, and leaves its lease to end.
 pub struct Permit {
-    pub(super) key: RecordKey,
-    pub(super) token: AttemptToken,
-    pub(super) generation_id: GenerationId,
-    pub(super) fingerprint: Option<Fingerprint>,
-    pub(super) on_unknown: OnUnknown,
-    pub(super) lease: Duration,
-    pub(super) valid_for: Duration,
-    pub(super) claimed_at: Instant,
+    pub(super) won: Won,
     clock: Arc<LeaseClock>,
     settled: bool,
     #[expect(
@@ -41,7 +34,7 @@ pub struct LeaseClock {
     stale: AtomicBool,
 }
 
-/// What a permit is made from.
+/// The claim that a permit stands for.
 pub(super) struct Won {
     pub key: RecordKey,
     pub token: AttemptToken,
@@ -58,19 +51,12 @@ impl Permit {
         leader.hold(won.fingerprint);
         metrics::gauge!(metric::OWNERS).increment(1);
         Self {
-            key: won.key,
-            token: won.token,
-            generation_id: won.generation_id,
-            fingerprint: won.fingerprint,
-            on_unknown: won.on_unknown,
-            lease: won.lease,
-            valid_for: won.valid_for,
-            claimed_at: won.claimed_at,
             clock: Arc::new(LeaseClock {
                 held_since: Mutex::new(won.claimed_at),
                 lease: won.lease,
                 stale: AtomicBool::new(false),
             }),
+            won,
             settled: false,
             leader,
         }
@@ -91,13 +77,13 @@ impl Permit {
     /// Which record.
     #[must_use]
     pub fn key(&self) -> &RecordKey {
-        &self.key
+        &self.won.key
     }
 
     /// Which life of the key; a derived key for the upstream is made from it.
     #[must_use]
     pub fn generation_id(&self) -> GenerationId {
-        self.generation_id
+        self.won.generation_id
     }
 
     pub(super) fn renewed(&self, at: Instant) {
@@ -134,7 +120,7 @@ impl Drop for Permit {
         if !self.settled {
             metrics::counter!(metric::DANGLING_OWNER).increment(1);
             tracing::error!(
-                pool = %self.key.pool,
+                pool = %self.won.key.pool,
                 "an owner ended without settling; its record waits for the sweep"
             );
         }

@@ -61,15 +61,15 @@ impl Gate {
     /// stale the beats end, and settling will tell. A beat that hangs is not waited for longer
     /// than until the next, which may go another way.
     pub async fn keep_alive(&self, permit: &Permit) -> Infallible {
-        let every = permit.lease / BEATS_PER_LEASE;
+        let every = permit.won.lease / BEATS_PER_LEASE;
         let mut beats = tokio::time::interval_at(Instant::now() + every, every);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beats.tick().await;
             let beat = Heartbeat {
-                key: permit.key.clone(),
-                token: permit.token,
-                lease: permit.lease,
+                key: permit.won.key.clone(),
+                token: permit.won.token,
+                lease: permit.won.lease,
             };
             let asked_at = Instant::now();
             match tokio::time::timeout(every, self.0.group.heartbeat(beat)).await {
@@ -96,7 +96,7 @@ impl Gate {
             Outcome::Released => self.give_up(permit, GiveUp::Answered).await,
             // To its client the attempt may have run, so only the same request may follow.
             Outcome::ReleasedUnseen => self.give_up(permit, GiveUp::Redrive).await,
-            Outcome::Unknown => match permit.on_unknown {
+            Outcome::Unknown => match permit.won.on_unknown {
                 OnUnknown::Hold => self.give_up(permit, GiveUp::Hold).await,
                 OnUnknown::Redrive => self.give_up(permit, GiveUp::Redrive).await,
             },
@@ -105,8 +105,8 @@ impl Gate {
 
     async fn commit(&self, permit: Permit, recorded: Recorded) -> Settled {
         let completion = Completion {
-            key: permit.key.clone(),
-            token: permit.token,
+            key: permit.won.key.clone(),
+            token: permit.won.token,
             decision_id: ids::decision_id(),
             decided_by: "gateway".to_owned(),
             recorded,
@@ -159,19 +159,19 @@ impl Gate {
         let decided = Arc::new(Decided {
             committed,
             recorded: completion.recorded,
-            fingerprint: permit.fingerprint,
+            fingerprint: permit.won.fingerprint,
         });
         // From before the commit on: trust ends too early at worst.
         self.0.replay.keep(
-            &permit.key,
+            &permit.won.key,
             Arc::clone(&decided),
             asked_at,
-            permit.valid_for,
+            permit.won.valid_for,
         );
-        metrics::histogram!(metric::OWNER_SECONDS, "pool" => permit.key.pool.as_str().to_owned())
-            .record(permit.claimed_at.elapsed());
+        metrics::histogram!(metric::OWNER_SECONDS, "pool" => permit.won.key.pool.as_str().to_owned())
+            .record(permit.won.claimed_at.elapsed());
         if committed.awaited {
-            self.wake_others(&permit.key);
+            self.wake_others(&permit.won.key);
         }
         // Dropping the permit closes the flight; the cache knows by now.
         drop(permit);
@@ -182,16 +182,16 @@ impl Gate {
     /// client gets what was decided instead.
     async fn superseded(&self, permit: Permit) -> Settled {
         metrics::counter!(metric::STALE_OWNER).increment(1);
-        tracing::warn!(pool = %permit.key.pool, "an owner came back too late; it wrote nothing");
+        tracing::warn!(pool = %permit.won.key.pool, "an owner came back too late; it wrote nothing");
         let refused = Settled::Refused(Denial::Stale);
-        let Ok(Some(record)) = self.0.group.look_up(permit.key.clone()).await else {
+        let Ok(Some(record)) = self.0.group.look_up(permit.won.key.clone()).await else {
             return refused;
         };
         let State::Completed(decision_id, Validity::Valid(_)) = record.state else {
             return refused;
         };
         match self.store().decision(&record.key.tenant, decision_id).await {
-            Ok(Some(stored)) if permit.fingerprint == record.fingerprint => {
+            Ok(Some(stored)) if permit.won.fingerprint == record.fingerprint => {
                 Settled::Superseded(Arc::new(Decided {
                     committed: stored.committed,
                     recorded: stored.recorded,
@@ -216,12 +216,12 @@ impl Gate {
         if held > self.0.settings.record_retry_bytes_max {
             give_back(self);
             metrics::counter!(metric::UNRECORDED, "result" => "no_room").increment(1);
-            tracing::error!(pool = %permit.key.pool,
+            tracing::error!(pool = %permit.won.key.pool,
                 "no room to retry the commit of an answer; its record will end as unknown");
             return;
         }
         tracing::warn!(
-            pool = %permit.key.pool,
+            pool = %permit.won.key.pool,
             "an answer was given before its commit; the commit is tried until the store takes it"
         );
         self.0.tracker.spawn(async move {
@@ -241,7 +241,7 @@ impl Gate {
                 }
                 Err(error) => {
                     tracing::error!(
-                        pool = %permit.key.pool,
+                        pool = %permit.won.key.pool,
                         error = %Chain(&*error),
                         "an answer could not be recorded in time; its record will end as unknown"
                     );
@@ -256,8 +256,8 @@ impl Gate {
     async fn give_up(&self, mut permit: Permit, give_up: GiveUp) -> Settled {
         permit.mark_settled();
         let release = Release {
-            key: permit.key.clone(),
-            token: permit.token,
+            key: permit.won.key.clone(),
+            token: permit.won.token,
             give_up,
         };
         let settled = match give_up {
@@ -267,7 +267,7 @@ impl Gate {
         match self.0.group.release(release.clone()).await {
             Ok(Some(released)) => {
                 if released.awaited {
-                    self.wake_others(&permit.key);
+                    self.wake_others(&permit.won.key);
                 }
                 settled
             }
@@ -289,15 +289,7 @@ impl Gate {
     fn give_up_later(&self, permit: Permit, release: Release) {
         let gate = self.clone();
         self.0.tracker.spawn(async move {
-            let until = Instant::now() + gate.0.settings.record_retry;
-            let mut pause = RETRY_PAUSE_MIN;
-            while Instant::now() < until {
-                tokio::time::sleep(pause).await;
-                if gate.0.group.release(release.clone()).await.is_ok() {
-                    break;
-                }
-                pause = (pause * 2).min(RETRY_PAUSE_MAX);
-            }
+            gate.release_until_answered(&release).await;
             drop(permit);
         });
     }
