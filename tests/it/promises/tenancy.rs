@@ -309,6 +309,31 @@ async fn a_server_without_a_tenant_source_refuses_to_start() {
     assert!(text.contains("tenant"), "{text}");
 }
 
+/// What a container's health check runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_can_be_asked_whether_it_is_ready() {
+    let bench = super::on_sqlite().await;
+    let gateway = bench.gateway().start().await;
+    let admin = gateway.admin_address().to_string();
+    let (upstream, tenant) = (bench.upstream.url(), "fixed:acme");
+    let arguments = [
+        "check",
+        "--ready",
+        "--admin",
+        &admin,
+        "--upstream",
+        &upstream,
+    ];
+    let arguments = [&arguments[..], &["--tenant", tenant]].concat();
+    let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+    let (status, text) = run(&arguments).await;
+    assert_eq!((status.code(), text.trim()), (Some(0), "ready"));
+    drop(gateway);
+    let (status, text) = run(&arguments).await;
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("is it running?"), "{text}");
+}
+
 /// Every figure that the contract names is told, from the start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fixed_metrics_are_told() {

@@ -274,6 +274,11 @@ impl TestGateway {
         self.listen
     }
 
+    /// Where operators connect.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// Any request.
     pub fn call(&self, method: &str, target: &str) -> Call {
         Call::new(self.listen, method, target)
