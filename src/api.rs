@@ -5,7 +5,7 @@
 //! proxy.
 //!
 //! Invariants:
-//! - [`ROUTES`] is the only list of what exists; the router, the roles and the test of
+//! - [`AREAS`] is the only list of what exists; the router, the roles and the test of
 //!   `openapi.yaml` are made from it.
 //! - Everything under `/v1` needs a token, also what does not exist there.
 //! - An act on a record is finished even if who asked for it is gone.
@@ -23,7 +23,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::MethodRouter;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -78,70 +78,29 @@ pub struct Route {
     pub method: Method,
     /// The path; `{…}` stands for one percent-encoded segment.
     pub path: &'static str,
-    /// What a token must be allowed to; `None`: open to everyone who reaches the listener.
-    pub role: Option<Role>,
-    handler: fn() -> MethodRouter<AdminState>,
+    /// A token must have one of these; none: open to everyone who reaches the listener.
+    pub roles: &'static [Role],
+    pub(crate) handler: fn() -> MethodRouter<AdminState>,
 }
 
-/// Everything that exists on the admin listener.
-pub const ROUTES: [Route; 8] = [
-    Route {
-        method: Method::GET,
-        path: "/metrics",
-        role: None,
-        handler: || get(health::metrics),
-    },
-    Route {
-        method: Method::GET,
-        path: "/healthz",
-        role: None,
-        handler: || get(health::alive),
-    },
-    Route {
-        method: Method::GET,
-        path: "/readyz",
-        role: None,
-        handler: || get(health::ready),
-    },
-    Route {
-        method: Method::GET,
-        path: "/v1/records",
-        role: Some(Role::Reader),
-        handler: || get(records::search),
-    },
-    Route {
-        method: Method::GET,
-        path: "/v1/records/{tenant}/{pool}/{key}",
-        role: Some(Role::Reader),
-        handler: || get(records::show),
-    },
-    Route {
-        method: Method::POST,
-        path: "/v1/records/{tenant}/{pool}/{key}/release",
-        role: Some(Role::Operator),
-        handler: || post(records::release),
-    },
-    Route {
-        method: Method::POST,
-        path: "/v1/records/{tenant}/{pool}/{key}/resolve",
-        role: Some(Role::Operator),
-        handler: || post(records::resolve),
-    },
-    Route {
-        method: Method::POST,
-        path: "/v1/records/{tenant}/{pool}/{key}/purge",
-        role: Some(Role::Operator),
-        handler: || post(records::purge),
-    },
-];
+/// Who may look.
+pub(crate) const READERS: &[Role] = &[Role::Reader, Role::Operator];
 
-/// The router that [`ROUTES`] describes.
+/// Everything that exists on the admin listener, area by area.
+pub const AREAS: [&[Route]; 2] = [&health::ROUTES, &records::ROUTES];
+
+/// Every route of every area.
+pub fn routes() -> impl Iterator<Item = &'static Route> {
+    AREAS.into_iter().flatten()
+}
+
+/// The router that [`AREAS`] describe.
 pub fn router(state: AdminState) -> Router {
     let mut router = Router::new();
-    for route in ROUTES {
+    for route in routes() {
         let mut handler = (route.handler)();
-        if let Some(role) = route.role {
-            let gate = middleware::from_fn_with_state((state.clone(), role), token::require);
+        if !route.roles.is_empty() {
+            let gate = middleware::from_fn_with_state((state.clone(), route.roles), token::require);
             handler = handler.route_layer(gate);
         }
         router = router.route(route.path, handler);

@@ -20,6 +20,7 @@ use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
+use crate::driver::{self, Timing};
 use crate::ids;
 use crate::lifecycle::{Exit, Shutdown, Signals};
 use crate::proxy::capture::BodyBudget;
@@ -28,16 +29,15 @@ use crate::proxy::guard::{Guard, GuardParts};
 use crate::proxy::listener::{self, Peer, Tls};
 use crate::proxy::passthrough::Passthrough;
 use crate::proxy::tenant::Tenants;
-use crate::proxy::upstream::Upstreams;
 use crate::proxy::{Body, matching, problem_response};
 use crate::routing::gate::{Gate, Settings};
 use crate::store::group::{Group, GroupOptions};
 use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
-use crate::upkeep::driver::{self, Timing};
 use crate::upkeep::retention::Retention;
 use crate::upkeep::sweeper::Sweeper;
+use crate::upstream::Upstreams;
 
 /// How often the gauges that need the store are refreshed, and the store's being there is checked.
 const CENSUS_PERIOD: Duration = Duration::from_secs(5);

@@ -1,7 +1,8 @@
 //! The store: all SQL, all transactions, and the clock that judges leases and validity.
 //!
-//! [`Store`] has two implementations, `postgres` and `sqlite`, and one conformance suite that
-//! runs every behaviour on both. Operations that are hot take batches; [`group`] fills them.
+//! [`Store`] is about records, [`runs`] and [`outbox`] hold its other two parts. It has two
+//! implementations, `postgres` and `sqlite`, and one conformance suite that runs every behaviour on
+//! both. Operations that are hot take batches; [`group`] fills them.
 //!
 //! Invariants, whichever the implementation:
 //! - Every write by an owner is guarded by its attempt token, in the statement that writes.
@@ -14,7 +15,9 @@
 pub mod group;
 pub mod migrate;
 pub mod open;
+pub mod outbox;
 pub mod postgres;
+pub mod runs;
 pub mod sqlite;
 
 use std::sync::Arc;
@@ -23,10 +26,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio::sync::broadcast;
+use uuid::Uuid;
 
+use self::outbox::OutboxStore;
+use self::runs::RunStore;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
-    Release, Released, Reserved, StoredDecision,
+    Release, Released, Remembered, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::domain::secret::Secret;
@@ -198,7 +204,7 @@ pub fn wake_hash(key: &RecordKey) -> u64 {
 /// The durable half of the protocol. Results of batch operations stand in the order of what was
 /// asked. One batch may name a record twice; the outcome is as if they had come one by one.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: RunStore + OutboxStore {
     // --- records, hot ---
 
     /// Inserts each claim where no row is, and looks at the row, in a new statement, where one is.
@@ -230,6 +236,13 @@ pub trait Store: Send + Sync + 'static {
     /// [is certain](crate::domain::record::GiveUp::is_certain)). A row that bears the token and is
     /// already where the release leads gives the same answer again. `None`: stale.
     async fn release(&self, releases: &[Release]) -> Result<Vec<Option<Released>>, StoreError>;
+
+    /// The claim that this request id won, if it won one that is still remembered.
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: Uuid,
+    ) -> Result<Option<Remembered>, StoreError>;
 
     /// Looks at records.
     async fn look_up(&self, keys: &[RecordKey]) -> Result<Vec<Option<Record>>, StoreError>;

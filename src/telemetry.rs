@@ -187,6 +187,29 @@ pub mod metric {
     /// Rounds of background workers, by `worker` and `result`.
     pub const WORKER_ROUNDS: &str = "oncegate_worker_rounds_total";
 
+    /// Ticks of runs, by `result`: `committed`, `conflict`, `unchanged`, `refused`, `failed`.
+    pub const RUN_TICKS: &str = "oncegate_run_ticks_total";
+    /// Results whose stamp was late or foreign.
+    pub const STALE_STAMPS: &str = "oncegate_stale_stamps_total";
+    /// Runs that are not final, by `status`.
+    pub const RUNS: &str = "oncegate_runs";
+    /// Intents, by `status`; each counted up to 100,000.
+    pub const OUTBOX_INTENTS: &str = "oncegate_outbox_intents";
+    /// Since when the turn of the oldest unsent intent has come, in seconds.
+    pub const OUTBOX_OLDEST_SECONDS: &str = "oncegate_outbox_oldest_seconds";
+    /// Tries of intents, by `destination` (a configured id, else `pool`, `url` or `task`) and
+    /// `outcome`.
+    pub const OUTBOX_ATTEMPTS: &str = "oncegate_outbox_attempts_total";
+    /// How long tries of intents took, by `destination`.
+    pub const OUTBOX_SECONDS: &str = "oncegate_outbox_seconds";
+    /// Intents that are being sent now.
+    pub const OUTBOX_IN_FLIGHT: &str = "oncegate_outbox_in_flight";
+    /// Intents that were given up, by `status` that they went to.
+    pub const OUTBOX_GIVEN_UP: &str = "oncegate_outbox_given_up_total";
+    /// Whether a destination's breaker is open (1), on probation (0.5) or closed (0), by
+    /// `destination`.
+    pub const BREAKER_OPEN: &str = "oncegate_breaker_open";
+
     /// Always 1; its label `version` is the program's.
     pub const BUILD_INFO: &str = "oncegate_build_info";
 
@@ -198,7 +221,7 @@ pub mod metric {
         Histogram,
     }
 
-    const HELP: [(Instrument, &str, Unit, &str); 24] = [
+    const HELP: [(Instrument, &str, Unit, &str); 34] = [
         (
             Counter,
             GUARDED_REQUESTS,
@@ -331,6 +354,61 @@ pub mod metric {
             WORKER_ROUNDS,
             Unit::Count,
             "Rounds of background workers, by worker and result.",
+        ),
+        (Counter, RUN_TICKS, Unit::Count, "Ticks of runs, by result."),
+        (
+            Counter,
+            STALE_STAMPS,
+            Unit::Count,
+            "Results whose stamp was late or foreign.",
+        ),
+        (
+            Gauge,
+            RUNS,
+            Unit::Count,
+            "Runs that are not final, by status.",
+        ),
+        (
+            Gauge,
+            OUTBOX_INTENTS,
+            Unit::Count,
+            "Intents, by status; each counted up to 100,000.",
+        ),
+        (
+            Gauge,
+            OUTBOX_OLDEST_SECONDS,
+            Unit::Seconds,
+            "Since when the turn of the oldest unsent intent has come.",
+        ),
+        (
+            Counter,
+            OUTBOX_ATTEMPTS,
+            Unit::Count,
+            "Tries of intents, by destination and outcome.",
+        ),
+        (
+            Histogram,
+            OUTBOX_SECONDS,
+            Unit::Seconds,
+            "How long tries of intents took, by destination.",
+        ),
+        (
+            Gauge,
+            OUTBOX_IN_FLIGHT,
+            Unit::Count,
+            "Intents that are being sent now.",
+        ),
+        (
+            Counter,
+            OUTBOX_GIVEN_UP,
+            Unit::Count,
+            "Intents that were given up, by the status that they went to.",
+        ),
+        (
+            Gauge,
+            BREAKER_OPEN,
+            Unit::Count,
+            "Whether a destination's breaker is open (1), on probation (0.5) or closed (0).",
         ),
         (
             Gauge,

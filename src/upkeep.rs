@@ -5,6 +5,5 @@
 //! gateways of a store run all of them, spread by jitter.
 
 pub mod census;
-pub mod driver;
 pub mod retention;
 pub mod sweeper;

@@ -6,6 +6,11 @@
 
 pub mod wire;
 
+use axum::http::Method;
+use axum::routing::{get, post};
+
+use super::{READERS, Route};
+use crate::config::Role;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -16,7 +21,6 @@ use serde::de::DeserializeOwned;
 
 use super::AdminState;
 use super::token::Caller;
-use crate::config::Route;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
@@ -25,6 +29,40 @@ use crate::problem::{Kind, Problem};
 use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
 use crate::telemetry::Chain;
 use wire::{Acted, Answer, Page, Reason, Resolution, SearchQuery, Shown};
+
+/// Records, for operators.
+pub const ROUTES: [Route; 5] = [
+    Route {
+        method: Method::GET,
+        path: "/v1/records",
+        roles: READERS,
+        handler: || get(search),
+    },
+    Route {
+        method: Method::GET,
+        path: "/v1/records/{tenant}/{pool}/{key}",
+        roles: READERS,
+        handler: || get(show),
+    },
+    Route {
+        method: Method::POST,
+        path: "/v1/records/{tenant}/{pool}/{key}/release",
+        roles: &[Role::Operator],
+        handler: || post(release),
+    },
+    Route {
+        method: Method::POST,
+        path: "/v1/records/{tenant}/{pool}/{key}/resolve",
+        roles: &[Role::Operator],
+        handler: || post(resolve),
+    },
+    Route {
+        method: Method::POST,
+        path: "/v1/records/{tenant}/{pool}/{key}/purge",
+        roles: &[Role::Operator],
+        handler: || post(purge),
+    },
+];
 
 /// The longest request body, in bytes: an answer of [`wire::ANSWER_BYTES_MAX`] in base64.
 pub const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
@@ -46,7 +84,7 @@ pub struct OwnerTimes {
 impl OwnerTimes {
     /// The longest of the routes of each pool, and `margin` on top: [`OWNER_MARGIN`].
     #[must_use]
-    pub fn new(routes: &[Route], margin: Duration) -> Self {
+    pub fn new(routes: &[crate::config::Route], margin: Duration) -> Self {
         let mut by_pool = HashMap::new();
         for policy in routes.iter().map(|route| &route.policy) {
             let time = policy.owner_time_max() + margin;
@@ -271,6 +309,7 @@ async fn write(
                 token: record.token,
                 decision_id: ids::decision_id(),
                 decided_by: format!("operator:{}", audit.operator),
+                run: None,
                 recorded: answer.recorded(),
             }))
         }

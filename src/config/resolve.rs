@@ -1,6 +1,7 @@
 //! From flags, environment and file to a [`Config`], or to everything that is wrong with them.
 
 use std::path::Path;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use toml::de::DeTable;
@@ -13,7 +14,10 @@ use super::routing::{self, RouteRead};
 use super::section::Section;
 use super::store_url;
 use super::value::{Read, nearest};
-use super::{Config, Limits, LogConfig, ServerTls, StoreConfig, TenantConfig, TokenConfig};
+use super::{
+    Config, Keep, Limits, LogConfig, OutboxConfig, ServerTls, StoreConfig, TenantConfig,
+    TokenConfig,
+};
 
 /// The least length of an admin token, in bytes, below which it is called short.
 const TOKEN_BYTES_MIN: usize = 16;
@@ -173,6 +177,22 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
         tenant: tenant?,
         pools: routing.pools,
         routes: routes.filter_map(RouteRead::into_route).collect(),
+        destinations: Vec::new(),
+        workflows: Vec::new(),
+        outbox: OutboxConfig {
+            poll_interval: Duration::from_millis(500),
+            claim_lease: Duration::from_secs(15),
+            in_flight_max: 256,
+            in_flight_per_tenant_max: 64,
+            concurrency_max: 16,
+            allow_urls: false,
+            breaker_faults: 5,
+            breaker_open: Duration::from_secs(30),
+        },
+        keep: Keep {
+            runs: Duration::from_hours(24 * 30),
+            dead: Duration::from_hours(24 * 30),
+        },
         limits,
         tokens,
         log,

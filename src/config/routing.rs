@@ -16,7 +16,9 @@ use super::section::Section;
 use super::value::{Read, nearest};
 use super::{PathPattern, PoolConfig, Route};
 use crate::domain::fingerprint::FingerprintRules;
-use crate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy};
+use crate::domain::policy::{
+    Duplicates, ForwardKey, KeySource, Mode, OnStoreDown, OnUnknown, Policy,
+};
 use crate::domain::scope::PoolId;
 
 /// The pool that `--upstream` gives the targets of.
@@ -45,6 +47,7 @@ pub(super) struct Routing {
 /// A route whose values can still be compared with others.
 pub(super) struct RouteRead {
     pub(super) origin: Origin,
+    pub(super) mode: Read<Mode>,
     pub(super) host: Option<Read<String>>,
     pub(super) path: Option<Read<PathPattern>>,
     pub(super) pool: Option<Read<PoolId>>,
@@ -103,6 +106,8 @@ impl RouteRead {
     pub(super) fn into_route(self) -> Option<Route> {
         let policy = Policy {
             pool: self.pool?.value,
+            mode: self.mode.value,
+            follow_up: None,
             key_source: self.key_source,
             required: self.required,
             duplicates: self.duplicates,
@@ -268,10 +273,11 @@ fn read_route(
         "the id of a [[pool]]",
         parse::pool_id,
     );
-    section.text("mode", "proxy", parse::mode);
+    let mode = section.text("mode", "proxy", parse::mode);
     let any = DURATION_MIN..=DURATION_MAX;
     let route = RouteRead {
         origin: section.origin.clone(),
+        mode,
         host,
         path,
         pool,

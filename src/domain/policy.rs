@@ -1,11 +1,13 @@
 //! A route's rules: which requests are guarded, and how.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method};
 
 use super::fingerprint::FingerprintRules;
 use super::scope::PoolId;
+use super::workflow::Workflow;
 
 /// Methods that no route guards: they are safe, or no requests for a resource (RFC 9110 section 9).
 pub const NEVER_GUARDED: [Method; 5] = [
@@ -21,6 +23,11 @@ pub const NEVER_GUARDED: [Method; 5] = [
 pub struct Policy {
     /// Where requests go, and half of what a key counts in.
     pub pool: PoolId,
+    /// Whether the upstream is called before the answer or after it.
+    pub mode: Mode,
+    /// What is done when a decision of this route commits with a 2xx, or after the call of an
+    /// accepted request.
+    pub follow_up: Option<Arc<Workflow>>,
     /// Where the key is found.
     pub key_source: KeySource,
     /// A guarded request without a key is refused.
@@ -59,6 +66,15 @@ pub struct Policy {
     pub fingerprint: FingerprintRules,
 }
 
+/// When the upstream is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// While the client waits; its answer is the decision.
+    Proxy,
+    /// By a run, durably; the decision is a 202.
+    Accept,
+}
+
 /// Where a request's key is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
@@ -75,6 +91,8 @@ pub enum Duplicates {
     Wait,
     /// Refused at once.
     Reject,
+    /// Told at once where to follow the first.
+    Follow,
 }
 
 /// What the upstream sees as `Idempotency-Key`.

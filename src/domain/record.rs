@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::fingerprint::Fingerprint;
 use super::message::Recorded;
 use super::policy::OnUnknown;
+use super::run::NewRun;
 use super::scope::RecordKey;
 
 /// Stamped at every claim and never reused, also not after a purge. Every later write of the owner
@@ -61,6 +62,22 @@ pub struct Claim {
     pub fingerprint: Option<Fingerprint>,
     /// Stamped on the row.
     pub terms: Terms,
+    /// Of a caller of the API: if this claim wins, it is remembered under this id, in the same
+    /// transaction, as a [`Remembered`].
+    pub request_id: Option<Uuid>,
+}
+
+/// The claim that a request id of the API won.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// Which record.
+    pub key: RecordKey,
+    /// The claim's token.
+    pub token: AttemptToken,
+    /// What it won.
+    pub claimed: Claimed,
+    /// The lease that it asked for.
+    pub lease: Duration,
 }
 
 /// A claim that won.
@@ -183,6 +200,8 @@ pub struct Completion {
     pub decided_by: String,
     /// The answer to keep.
     pub recorded: Recorded,
+    /// What follows from it, inserted in the same transaction.
+    pub run: Option<Box<NewRun>>,
 }
 
 /// What a commit stamped; equal on every replay.

@@ -231,7 +231,7 @@ impl Answer {
                 "The service may have carried out this request. It will not be sent again. Find \
                  out from the service or ask the operator; a retry gets this answer until then.",
             ),
-            Refusal::InProgress => in_progress(retry_after),
+            Refusal::InProgress | Refusal::Follow => in_progress(retry_after),
             Refusal::KeyExpired => Problem::new(
                 Kind::KeyExpired,
                 "The answer for this key was kept for its time and is gone. Use a new key for a \
@@ -270,7 +270,7 @@ fn status_of(denial: Denial) -> Status {
     match denial {
         Denial::Refused(Refusal::Mismatch) => Status::Mismatch,
         Denial::Refused(Refusal::OutcomeUnknown) => Status::Unknown,
-        Denial::Refused(Refusal::InProgress)
+        Denial::Refused(Refusal::InProgress | Refusal::Follow)
         | Denial::InProgress(_)
         | Denial::KeyFull(_)
         | Denial::Stale

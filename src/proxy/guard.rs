@@ -27,7 +27,6 @@ use super::listener::Peer;
 use super::matching;
 use super::passthrough::Passthrough;
 use super::tenant::{Scopes, Tenants};
-use super::upstream::Upstreams;
 use crate::domain::fingerprint::{self, RequestDigest, RequestParts};
 use crate::domain::key::{IdempotencyKey, KeyError};
 use crate::domain::policy::{KeySource, Policy};
@@ -36,6 +35,7 @@ use crate::problem::{Kind, Problem};
 use crate::routing::gate::{Admission, Ask, Denial, Gate};
 use crate::routing::settle::Outcome;
 use crate::telemetry::metric;
+use crate::upstream::Upstreams;
 
 /// How often a permit whose lease ended before anything was sent is exchanged for a new one.
 const PERMITS_MAX: usize = 3;

@@ -257,6 +257,8 @@ mod tests {
 
     fn policy(pool: &str) -> Policy {
         Policy {
+            mode: crate::domain::policy::Mode::Proxy,
+            follow_up: None,
             pool: PoolId::new(pool).unwrap(),
             key_source: KeySource::Header(http::HeaderName::from_static("idempotency-key")),
             required: false,

@@ -105,6 +105,7 @@ impl Gate {
     fn claim(&self, ask: &Ask, key: &RecordKey) -> Claim {
         let policy = &ask.policy;
         Claim {
+            request_id: None,
             key: key.clone(),
             token: ids::attempt_token(),
             generation_id: ids::generation_id(),

@@ -109,6 +109,7 @@ impl Gate {
             token: permit.won.token,
             decision_id: ids::decision_id(),
             decided_by: "gateway".to_owned(),
+            run: None,
             recorded,
         };
         let asked_at = Instant::now();

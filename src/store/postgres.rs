@@ -16,10 +16,12 @@
 mod batch;
 mod hosts;
 mod operator;
+mod outbox;
 mod pool;
 mod routing;
 mod row;
 mod run;
+mod runs;
 mod session;
 mod upkeep;
 mod wakeup;
@@ -39,6 +41,7 @@ use tokio::sync::{Mutex, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use self::pool::Pool;
 use self::row::get;
@@ -53,7 +56,7 @@ use super::{
 use crate::config::StoreConfig;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
-    Release, Released, Reserved, StoredDecision,
+    Release, Released, Remembered, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::domain::secret::Secret;
@@ -138,6 +141,14 @@ async fn prepare(
 
 #[async_trait]
 impl Store for PostgresStore {
+    async fn remembered(
+        &self,
+        _tenant: &TenantScope,
+        _request_id: Uuid,
+    ) -> Result<Option<Remembered>, StoreError> {
+        Err(StoreError::Closed)
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         self.runner.reserve(claims).await
     }

@@ -16,9 +16,11 @@ mod clock;
 mod failure;
 mod lock;
 mod operators;
+mod outbox;
 mod place;
 mod records;
 mod rows;
+mod runs;
 mod secrets;
 #[cfg(test)]
 mod tests;
@@ -40,6 +42,7 @@ use time::OffsetDateTime;
 use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 pub use self::failure::of_file as unopened;
 pub use self::lock::FileLock;
@@ -53,7 +56,7 @@ use super::{
 };
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
-    Release, Released, Reserved, StoredDecision,
+    Release, Released, Remembered, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::domain::secret::Secret;
@@ -180,6 +183,14 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
+    async fn remembered(
+        &self,
+        _tenant: &TenantScope,
+        _request_id: Uuid,
+    ) -> Result<Option<Remembered>, StoreError> {
+        Err(StoreError::Closed)
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         let claims = claims.to_vec();
         self.write(|connection, now_ms| {

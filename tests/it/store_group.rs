@@ -373,6 +373,8 @@ fn ask() -> Ask {
         older: Vec::new(),
         digest: RequestDigest::of(&request, &FingerprintRules::default()),
         policy: Arc::new(Policy {
+            mode: oncegate::domain::policy::Mode::Proxy,
+            follow_up: None,
             pool: key("k").pool,
             key_source: KeySource::Header(http::header::ETAG),
             required: false,

@@ -4,6 +4,7 @@ pub mod blackhole;
 pub mod chaos_proxy;
 pub mod client;
 pub mod clock;
+pub mod delegate;
 pub mod gateway;
 pub mod metrics;
 pub mod pgbouncer;

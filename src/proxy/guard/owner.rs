@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::super::answer::{Answer, Status};
-use super::super::exchange::{self, Exchange};
-use super::super::upstream::{SendError, SendErrorKind, SendProgress, Sent};
+use super::super::forward;
 use super::super::{Body, full};
 use super::{Guard, Guarded, Reply};
 use crate::domain::message::{IDEMPOTENCY_KEY, Recorded};
@@ -22,6 +21,8 @@ use crate::problem::{Kind, Problem, RETRY_AFTER};
 use crate::routing::permit::Permit;
 use crate::routing::settle::{Outcome, Settled};
 use crate::telemetry::{Chain, metric};
+use crate::upstream::exchange::{self, Exchange};
+use crate::upstream::{SendError, SendErrorKind, SendProgress, Sent};
 
 /// What a client is told when its request was sent and no whole answer came back.
 const UNKNOWN_DETAIL: &str = "The request was sent and no whole answer came back: the service may \
@@ -196,14 +197,16 @@ fn conclude(guarded: &Guarded, exchange: Exchange) -> Conclusion {
                 answer: Draft::Problem(problem, Status::Unknown),
             }
         }
-        Exchange::Whole(parts, bytes) => {
+        Exchange::Whole(mut parts, bytes) => {
+            forward::response(&mut parts);
             let outcome = outcome(guarded, &parts, Some(&bytes));
             Conclusion {
                 outcome,
                 answer: Draft::Upstream(Box::new(parts), full(bytes)),
             }
         }
-        Exchange::Unkept(parts, begun, rest) => {
+        Exchange::Unkept(mut parts, begun, rest) => {
+            forward::response(&mut parts);
             let outcome = outcome(guarded, &parts, None);
             Conclusion {
                 outcome,

@@ -365,6 +365,7 @@ fn key(name: &str) -> RecordKey {
 fn claim(name: &str) -> Claim {
     let hour = Duration::from_hours(1);
     Claim {
+        request_id: None,
         key: key(name),
         token: ids::attempt_token(),
         generation_id: GenerationId(Uuid::nil()),
@@ -388,6 +389,7 @@ fn completion(claim: &Claim, body_bytes: usize) -> Completion {
         token: claim.token,
         decision_id: ids::decision_id(),
         decided_by: "gateway".into(),
+        run: None,
         recorded: Recorded::new(200, &http::HeaderMap::new(), body, None, false),
     }
 }

@@ -82,8 +82,18 @@ impl Faulty {
     }
 }
 
+crate::support::delegate::delegate_runs_and_outbox!(Faulty, inner);
+
 #[async_trait]
 impl Store for Faulty {
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: uuid::Uuid,
+    ) -> Result<Option<oncegate::domain::record::Remembered>, StoreError> {
+        self.inner.remembered(tenant, request_id).await
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         self.inner.reserve(claims).await
     }

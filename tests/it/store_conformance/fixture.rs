@@ -152,6 +152,7 @@ pub fn claim(name: &str) -> Claim {
 /// A new claim for `key`.
 pub fn claim_of(key: RecordKey) -> Claim {
     Claim {
+        request_id: None,
         key,
         token: ids::attempt_token(),
         generation_id: ids::generation_id(),
@@ -170,6 +171,7 @@ pub fn completion(claim: &Claim) -> Completion {
         token: claim.token,
         decision_id: ids::decision_id(),
         decided_by: "gateway".into(),
+        run: None,
         recorded: answer(b"done"),
     }
 }

@@ -22,7 +22,7 @@ use super::target::{Call, Flight, Target, Verdict};
 use super::{
     ANSWER_HEADER_BYTES_MAX, ANSWER_HEADERS_MAX, Failure, OutBody, SendError, SendErrorKind, Sent,
 };
-use crate::proxy::{Body, BoxError};
+use crate::body::{Body, BoxError};
 use crate::telemetry::Chain;
 
 /// Streams at a time on one connection, if the upstream allows more.

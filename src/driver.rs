@@ -92,7 +92,17 @@ pub fn start(
     tracker: &TaskTracker,
     shutdown: &CancellationToken,
 ) -> Handle {
-    let wake = Arc::new(Notify::new());
+    start_with(worker, timing, tracker, shutdown, Arc::default())
+}
+
+/// As [`start`], woken by `wake` too.
+pub fn start_with(
+    worker: impl Worker,
+    timing: Timing,
+    tracker: &TaskTracker,
+    shutdown: &CancellationToken,
+    wake: Arc<Notify>,
+) -> Handle {
     let (status, seen) = watch::channel(Status::default());
     let handle = Handle {
         wake: Arc::clone(&wake),

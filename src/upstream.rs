@@ -16,6 +16,7 @@
 //! if it were whole, and mixes up the errors of a stream and of its connection.
 
 mod connect;
+pub mod exchange;
 mod health;
 mod http1;
 mod http2;
@@ -40,9 +41,9 @@ pub use self::socket::SendProgress;
 
 use self::outgoing::Head;
 use self::target::{Target, Verdict};
+use crate::body::{Body, BoxError};
 use crate::config::PoolConfig;
 use crate::domain::scope::PoolId;
-use crate::proxy::{Body, BoxError};
 use crate::telemetry::Chain;
 
 /// The most header lines of an answer.
@@ -145,7 +146,7 @@ impl std::error::Error for SendError {
 
 impl SendError {
     /// Of a call that certainly reached no upstream.
-    pub(in crate::proxy) fn unsent(kind: SendErrorKind) -> Self {
+    pub fn unsent(kind: SendErrorKind) -> Self {
         Self {
             sent: Sent::No,
             kind,

@@ -23,8 +23,8 @@ use super::tls::{Roots, Tls};
 use super::{
     Failure, OutBody, SendError, SendErrorKind, SendProgress, UpstreamError, http1, http2,
 };
+use crate::body::Body;
 use crate::config::PoolConfig;
-use crate::proxy::Body;
 use crate::telemetry::metric::UPSTREAM_CONNECTIONS;
 
 /// What a call knows of a target.

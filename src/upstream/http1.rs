@@ -26,7 +26,7 @@ use super::{
     ANSWER_HEADER_BYTES_MAX, ANSWER_HEADERS_MAX, CloseDelimited, Failure, OutBody, SendError,
     SendErrorKind, Sent,
 };
-use crate::proxy::{Body, BoxError};
+use crate::body::{Body, BoxError};
 use crate::telemetry::Chain;
 
 /// How long a connection may take to be ready once its answer was read. It is as good as at once,

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use http_body::Body as _;
 
 use super::OutBody;
-use crate::proxy::{Body, full};
+use crate::body::{Body, full};
 
 /// All of a request but its body, so that it can be sent again.
 pub(super) struct Head {

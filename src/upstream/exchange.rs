@@ -1,4 +1,4 @@
-//! One guarded call of an upstream, and what came of it.
+//! One call of an upstream whose whole answer is wanted, and what came of it.
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
@@ -6,8 +6,9 @@ use http::{Request, StatusCode, response};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-use super::upstream::{OutBody, SendError, SendProgress, Sent, Upstreams};
-use super::{Body, BoxError, forward};
+use super::{OutBody, SendError, SendProgress, Sent, Upstreams};
+use crate::body::{Body, BoxError};
+use crate::domain::message;
 use crate::domain::scope::PoolId;
 
 /// What came of a call.
@@ -51,7 +52,7 @@ pub async fn call(
     };
     let (mut parts, body) = response.into_parts();
     let keep = may_be_kept(&parts, body_bytes_max);
-    forward::response(&mut parts);
+    parts.headers = message::end_to_end(std::mem::take(&mut parts.headers));
     if keep {
         collect(parts, body, body_bytes_max).await
     } else {

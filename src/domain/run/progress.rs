@@ -1,0 +1,1 @@
+//! How far a run is.

@@ -1,0 +1,1 @@
+//! HTTP and NATS out: intents on their way to their destinations.
