@@ -81,6 +81,12 @@ async fn a_tenant_with_a_large_backlog_does_not_delay_a_quiet_one(bench: Bench) 
         select i.tenant_scope, i.intent_id, 'message', b.body from eec_effect_intent i \
         cross join eec_effect_body b where b.part = 'message' and i.intent_id <> b.intent_id";
     bench.database.execute(bodies).await;
+    let runs = "insert into eec_run (tenant_scope, run_id, status, workflow, pool_id, \
+        idempotency_key, definition, input, progress) \
+        select i.tenant_scope, i.run_id, 'running', r.workflow, r.pool_id, i.idempotency_key, \
+        r.definition, r.input, r.progress from eec_effect_intent i cross join eec_run r \
+        where i.run_id <> r.run_id";
+    bench.database.execute(runs).await;
     gateway.restart().await;
     let pending = "select count(*) from eec_effect_intent where status = 'pending'";
     let start = Instant::now();
@@ -113,19 +119,19 @@ fn backlog_of(tenant: &str, count: i64, database: &Database) -> String {
                 "(with recursive n(n) as (select 1 union all select n + 1 from n where n < {count}) \
                  select n from n) g"
             ),
-            "randomblob(16)",
+            "randomblob(16), randomblob(16)",
             "created_at",
         ),
         Database::Postgres(_) => (
             format!("generate_series(1, {count}) as g(n)"),
-            "gen_random_uuid()",
+            "gen_random_uuid(), gen_random_uuid()",
             "created_at",
         ),
     };
     format!(
         "insert into eec_effect_intent (tenant_scope, intent_id, run_id, seq, step, destination, \
          idempotency_key, sending, horizon_ms, due_at, first_due_at) \
-         select tenant_scope, {id}, {id}, 1, step, destination, idempotency_key || g.n, sending, \
+         select tenant_scope, {id}, 1, step, destination, idempotency_key || g.n, sending, \
          horizon_ms, {due}, {due} from eec_effect_intent cross join {numbers} \
          where tenant_scope = '{tenant}'"
     )
