@@ -11,9 +11,7 @@ use super::super::{
     Beginning, Event, Input, LoadedRun, NewRun, NewTransition, Refused, RequestSeen, Run, RunId,
     RunKey, RunStatus, TickCommit, TickCommitted, Timer, begin, history, tick,
 };
-use crate::domain::intent::{
-    IntentChange, IntentSeen, IntentStatus, NewIntent, Order, Stamp,
-};
+use crate::domain::intent::{IntentChange, IntentSeen, IntentStatus, NewIntent, Order, Stamp};
 use crate::domain::key::IdempotencyKey;
 use crate::domain::message::{HeaderBlock, Recorded};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
@@ -70,10 +68,10 @@ pub(crate) fn record() -> RecordKey {
     }
 }
 
-pub(crate) fn run_key() -> RunKey {
+pub(crate) fn run_key(id: u128) -> RunKey {
     RunKey {
         tenant: record().tenant,
-        id: RunId(Uuid::from_u128(7)),
+        id: RunId(Uuid::from_u128(id)),
     }
 }
 
@@ -87,10 +85,10 @@ pub(crate) fn decision() -> Recorded {
     Recorded::new(201, &headers, Some(body), None, false)
 }
 
-pub(crate) fn new_run(workflow: &Workflow, first_key: Option<&str>) -> NewRun {
+pub(crate) fn new_run(id: u128, workflow: &Workflow, first_key: Option<&str>) -> NewRun {
     begin(&Beginning {
         workflow,
-        run_id: run_key().id,
+        run_id: run_key(id).id,
         record: &record(),
         key_seed: Uuid::from_u128(99),
         first_key: first_key.map(str::to_owned),
@@ -110,11 +108,15 @@ pub(crate) fn new_run(workflow: &Workflow, first_key: Option<&str>) -> NewRun {
 
 impl Model {
     pub fn start(workflow: &Workflow) -> Self {
-        Self::of(new_run(workflow, None))
+        Self::with_id(1, workflow)
     }
 
-    pub fn of(new: NewRun) -> Self {
-        let key = run_key();
+    pub fn with_id(id: u128, workflow: &Workflow) -> Self {
+        Self::of(id, new_run(id, workflow, None))
+    }
+
+    pub fn of(id: u128, new: NewRun) -> Self {
+        let key = run_key(id);
         let mut model = Self {
             run: Run {
                 key,
@@ -182,7 +184,11 @@ impl Model {
             return TickCommitted::Committed;
         }
         let tick = &commit.tick;
-        let stamps: Vec<_> = tick.transitions.iter().filter_map(|told| told.stamp).collect();
+        let stamps: Vec<_> = tick
+            .transitions
+            .iter()
+            .filter_map(|told| told.stamp)
+            .collect();
         let applied = stamps.iter().any(|stamp| self.stamps.contains(&stamp.0));
         if commit.seen_version != self.run.record_version || applied {
             return TickCommitted::Conflict;
@@ -252,7 +258,10 @@ impl Model {
                 }
             }
             Order::Redrive => {
-                assert!(row.has_body && matches!(row.status, IntentStatus::Dead | IntentStatus::Quarantined));
+                assert!(
+                    row.has_body
+                        && matches!(row.status, IntentStatus::Dead | IntentStatus::Quarantined)
+                );
                 row.status = IntentStatus::Pending;
                 row.armed = true;
             }
@@ -265,7 +274,10 @@ impl Model {
             row.status == IntentStatus::Pending && row.armed && !row.claimed && !row.withdrawn
         };
         let mut due: Vec<_> = self.rows.values_mut().filter(free).collect();
-        assert!(due.len() <= 1, "intents of a run are dispatched one after another");
+        assert!(
+            due.len() <= 1,
+            "intents of a run are dispatched one after another"
+        );
         let row = due.pop()?;
         row.claimed = true;
         row.tries += 1;
