@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, doubt_after, in_doubt, rounds};
-use super::row::{decision, get, record, record_columns, to_ms, us_from_now};
+use super::row::{decision, get, holds, record, record_columns, to_ms, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,
@@ -40,8 +40,8 @@ const LOOK_UP: &str = concat!(
         and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key"
 );
 
-const RECLAIM: &str = "\
-    update eec_routing_idempotency r \
+const RECLAIM: &str = concat!(
+    "update eec_routing_idempotency r \
     set status = 'pending', attempt_token = $5, \
         generation = r.generation + (r.status = 'completed')::int, \
         generation_id = case when r.status = 'completed' then $6 else r.generation_id end, \
@@ -52,8 +52,15 @@ const RECLAIM: &str = "\
     where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
         and r.attempt_token = $4 \
         and (r.status = 'failed_before_commit' or (r.status = 'completed' \
-            and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now())) \
-    returning r.generation, r.generation_id";
+            and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now() \
+            and not exists (select 1 ",
+    holds!(
+        "r.tenant_scope",
+        "r.decision_id",
+        "r.valid_for_ms * interval '1 ms'"
+    ),
+    "))) returning r.generation, r.generation_id"
+);
 
 const RECLAIMED_BEFORE: &str = "\
     select generation, generation_id from eec_routing_idempotency \
@@ -100,8 +107,14 @@ const MARK_AWAITED: &str = "\
 const DECISION: &str = concat!(
     "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin, \
         cors_headers, answer_body, ",
-    us_from_now!("valid_until"),
-    " as valid_us from eec_routing_decision where tenant_scope = $1 and decision_id = $2"
+    valid_us!(
+        "d.valid_until <= now()",
+        "d.valid_until",
+        "d.tenant_scope",
+        "d.decision_id",
+        "(d.valid_until - d.created_at)"
+    ),
+    " as valid_us from eec_routing_decision d where tenant_scope = $1 and decision_id = $2"
 );
 
 impl Runner {
