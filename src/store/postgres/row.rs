@@ -67,7 +67,7 @@ macro_rules! valid_us {
             " then coalesce((select coalesce((extract(epoch from h.ended_at + ",
             $for,
             " - now()) * 1000000)::bigint, 1000000) ",
-            holds!($tenant, $decision_id, $for),
+            $crate::store::postgres::row::holds!($tenant, $decision_id, $for),
             "), ",
             us_from_now!($valid_until),
             ") else ",
@@ -269,11 +269,11 @@ fn bad_decision(column: &'static str, what: &str) -> StoreError {
     }
 }
 
-fn from_ms(ms: i64) -> Duration {
+pub(super) fn from_ms(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 /// Zero for what is past.
-fn from_us(us: i64) -> Duration {
+pub(super) fn from_us(us: i64) -> Duration {
     Duration::from_micros(u64::try_from(us).unwrap_or(0))
 }
