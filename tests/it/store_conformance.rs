@@ -10,6 +10,11 @@ mod model;
 mod operators;
 mod postgres;
 mod rows;
+mod run_changes;
+pub mod run_fixture;
+mod run_reads;
+mod run_retention;
+mod runs;
 mod settling;
 mod sqlite;
 mod time;
@@ -72,6 +77,47 @@ macro_rules! conformance {
             operators::a_resolution_with_a_stale_token_writes_nothing,
             operators::one_record_is_purged_and_audited,
             operators::an_open_record_is_not_purged,
+            runs::a_decision_and_its_run_are_committed_whole,
+            runs::a_stale_token_starts_no_run,
+            runs::a_decision_sent_again_starts_one_run,
+            runs::some_decisions_of_a_batch_start_runs,
+            runs::a_first_tick_may_end_a_run_or_stop_it,
+            runs::a_late_decision_starts_its_run,
+            runs::an_operators_word_starts_a_run,
+            runs::a_tick_moves_a_run_on,
+            runs::a_tick_that_comes_too_late_writes_nothing,
+            runs::a_tick_sent_again_is_recognised,
+            runs::an_input_is_applied_once,
+            runs::one_late_tick_leaves_the_others_of_a_batch_alone,
+            runs::ticks_of_one_run_in_a_batch_count_as_if_one_by_one,
+            runs::history_has_no_gap_whoever_writes_it,
+            runs::a_body_of_five_megabytes_is_kept,
+            run_changes::an_intent_gets_its_turn_once,
+            run_changes::a_withdrawn_intent_that_nobody_has_is_discarded,
+            run_changes::a_withdrawn_intent_is_left_to_whom_has_it,
+            run_changes::a_withdrawn_intent_whose_claim_is_over_is_discarded,
+            run_changes::a_dead_intent_is_redriven_with_new_budgets,
+            run_changes::a_dead_intent_is_withdrawn_and_keeps_its_counts,
+            run_changes::a_redrive_without_bytes_is_told_to_the_run_again,
+            run_changes::a_change_is_told_until_it_was_seen,
+            run_changes::a_tick_takes_one_in_and_gives_the_next_its_turn,
+            run_reads::ended_timers_and_changes_are_due_and_nothing_else,
+            run_reads::what_is_due_is_told_of_every_tenant,
+            run_reads::a_run_is_loaded_with_what_a_tick_looks_at,
+            run_reads::the_answer_of_an_accepted_request_is_told,
+            run_reads::runs_are_found_by_each_condition,
+            run_reads::a_search_of_runs_is_paged_without_gaps,
+            run_reads::history_is_read_from_any_line_on,
+            run_reads::attempts_are_told_newest_first,
+            run_retention::a_run_past_its_time_is_deleted_with_all_that_belongs_to_it,
+            run_retention::a_purge_never_touches_what_is_not_final,
+            run_retention::a_final_run_is_kept_for_its_dead_intents,
+            run_retention::bytes_of_what_is_dead_for_long_are_deleted,
+            run_retention::remembered_claims_past_their_time_are_deleted,
+            run_retention::a_run_that_goes_on_keeps_its_record,
+            run_retention::a_run_that_ended_keeps_its_record_for_its_validity,
+            run_retention::a_record_whose_run_does_not_hold_it_ends_as_ever,
+            run_retention::what_runs_keep_never_hides_what_is_past_its_time,
             whole::the_first_secret_is_made_once,
             whole::the_stores_clock_does_not_run_backwards,
             whole::a_batch_of_nothing_is_answered_with_nothing,

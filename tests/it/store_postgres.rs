@@ -5,7 +5,9 @@ mod connections;
 mod failover;
 mod gateways;
 mod lost_replies;
+mod lost_ticks;
 mod plans;
+mod run_plans;
 mod settings;
 mod wakeups;
 
