@@ -6,6 +6,7 @@ mod failover;
 mod gateways;
 mod lost_replies;
 mod lost_ticks;
+mod outbox;
 mod plans;
 mod run_plans;
 mod settings;
