@@ -14,10 +14,9 @@ use super::section::Section;
 use super::section::free::without_references;
 use super::value::{Read, Shown, nearest};
 use super::{DestinationConfig, DestinationKind};
-use crate::domain::workflow::{Effect, HttpSend, Payload, Send, Success, Target, Text};
-
-/// How much of an answer is kept for later steps, in bytes.
-pub const ANSWER_BYTES_MAX: u64 = 64 << 10;
+use crate::domain::workflow::{
+    ANSWER_BYTES_MAX, Effect, HttpSend, Payload, Send, Success, Target, Text,
+};
 
 /// The keys that say where an effect goes.
 pub(super) const KINDS: [&str; 5] = ["http", "pool", "url", "publish", "task"];

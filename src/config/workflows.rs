@@ -1,6 +1,5 @@
 //! `[[workflow]]` and its steps, and what a route makes of `follow_up` and `[[route.effect]]`.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::destinations::{self, Timing, ms};
@@ -8,10 +7,7 @@ use super::effects::{self, EffectRead, KINDS, Places};
 use super::parse::{DURATION_MAX, DURATION_MIN};
 use super::report::{Origin, Report};
 use super::section::Section;
-use crate::domain::workflow::{Action, Effect, OnFailure, Send, Step, Target, Workflow};
-
-/// The name of a decision's own effects: of their step, and of their workflow if it is all.
-pub const EFFECTS: &str = "effects";
+use crate::domain::workflow::{Action, EFFECTS, Effect, OnFailure, Send, Step, Target, Workflow};
 
 /// A workflow whose times can still be compared.
 pub(super) struct WorkflowRead {
@@ -94,7 +90,7 @@ fn read_one(
     let workflow = steps
         .zip(name.clone())
         .map(|(steps, name)| Workflow { name, steps });
-    let workflow = workflow.filter(|workflow| is_sound(&mut section, workflow));
+    let workflow = workflow.filter(|workflow| is_sound(&mut section, workflow, &timings));
     report.merge(section.finish());
     Some(WorkflowRead {
         origin,
@@ -209,7 +205,7 @@ pub(super) fn read_follow_up(
         (Some(effects), follow_up) if effects.is_empty() => follow_up,
         (Some(effects), follow_up) => {
             let workflow = with_effects(effects, follow_up.as_deref());
-            is_sound(section, &workflow).then(|| Arc::new(workflow))
+            is_sound(section, &workflow, &timings).then(|| Arc::new(workflow))
         }
     };
     FollowUpRead {
@@ -236,29 +232,25 @@ fn with_effects(effects: Vec<Effect>, follow_up: Option<&Workflow>) -> Workflow 
     }
 }
 
-/// Whether a workflow as a whole is right; notes what is not.
-fn is_sound(section: &mut Section<'_>, workflow: &Workflow) -> bool {
-    let mut names = BTreeSet::new();
-    let doubled = workflow.steps.iter().find(|step| !names.insert(&step.name));
-    if let Some(step) = doubled {
-        let name = &step.name;
-        section.wrong(&format!(
-            "has two steps named \"{name}\"; give each step its own name"
-        ));
+/// Whether a workflow as a whole is right; notes what is not, its templates included.
+fn is_sound(section: &mut Section<'_>, workflow: &Workflow, timings: &[Timing]) -> bool {
+    // Pauses that don't grow are told with both values, as a contradiction.
+    if timings
+        .iter()
+        .any(|timing| timing.first.value > timing.max.value)
+    {
+        return false;
     }
-    doubled.is_none()
+    let wrong = workflow.check().err().unwrap_or_default();
+    for problem in &wrong {
+        section.wrong(&format!("is wrong: {problem}"));
+    }
+    wrong.is_empty()
 }
 
 /// How a workflow's effects are sent.
 pub(super) fn sends(workflow: &Workflow) -> impl Iterator<Item = &Send> {
-    let effects = workflow.steps.iter().flat_map(|step| {
-        let own = match &step.action {
-            Action::Effects(effects) => effects.as_slice(),
-            Action::Wait { .. } | Action::Signal { .. } => &[],
-        };
-        own.iter().chain(&step.compensation)
-    });
-    effects.map(|effect| &effect.send)
+    workflow.effects().map(|effect| &effect.send)
 }
 
 /// The destination that an effect needs, if it is a configured one.

@@ -11,7 +11,7 @@ use super::super::workflows::{self, Workflows};
 use super::super::{Role, parse};
 use super::{Compared, refuse};
 use crate::domain::policy::{Mode, OnStoreDown, OnUnknown};
-use crate::domain::workflow::Retry;
+use crate::domain::workflow::{CALL, Retry};
 
 /// Finds every contradiction that has to do with effects.
 pub(in super::super) fn find(
@@ -94,6 +94,14 @@ fn find_in_accept(route: &RouteRead, compared: &Compared, report: &mut Report) {
         "a duplicate would be sent to a run that is gone; lengthen the first or shorten the second";
     let over = runs.value < valid_for.value;
     refuse(over, runs, "is shorter than", valid_for, advice, report);
+    let follow_up = route.follow_up.workflow.as_deref();
+    let steps = follow_up.map_or(&[][..], |workflow| &workflow.steps);
+    if steps.iter().any(|step| step.name == CALL) {
+        report.error(
+            &route.origin,
+            format!("{mode}: its call is the step \"{CALL}\", and what follows up has a step of this name too; give that another"),
+        );
+    }
     let horizon = Duration::from_millis(Retry::DEFAULT.horizon_ms);
     let call = Read {
         name: format!(

@@ -5,7 +5,8 @@ use std::time::Duration;
 use oncegate::config::{DestinationKind, Loaded};
 use oncegate::domain::policy::{ForwardKey, Mode, OnUnknown};
 use oncegate::domain::workflow::{
-    Action, Effect, HttpSend, OnFailure, Payload, Retry, Send, Success, Target, Text, Workflow,
+    ANSWER_BYTES_MAX, Action, Effect, HttpSend, OnFailure, Payload, Retry, Send, Success, Target,
+    Text, Workflow,
 };
 
 use super::example::{everything, secrets};
@@ -113,7 +114,7 @@ fn workflows_mean_what_is_written() {
             path: Some(template("/receipts/{{ decision.body.id }}")),
             headers: vec![("x-order".to_owned(), template("{{ decision.body.id }}"))],
             success: Success::Ok,
-            answer_bytes_max: oncegate::config::effects::ANSWER_BYTES_MAX,
+            answer_bytes_max: ANSWER_BYTES_MAX,
         }),
         payload: Payload::Template {
             template: r#"{"id": {{ decision.body.id | tojson }}}"#.to_owned(),
@@ -332,6 +333,10 @@ fn contradictions_in_effects_name_both_values_and_what_to_do() {
         errors(route(&format!("{task}retry = {{ horizon = \"5s\" }}"))),
         errors(route(&format!("{task}retry = {{ first = \"2h\" }}"))),
         errors(route(&format!("methods = []\n{task}"))),
+        errors(route(
+            "mode = \"accept\"\nfollow_up = \"w\"\n[[workflow]]\nname = \"w\"\n[[workflow.step]]\nname = \"call\"\nwait = \"1s\"",
+        )),
+        errors(route(&format!("{task}template = \"{{{{ a \""))),
         errors(route("[outbox]\nclaim_lease = \"3s\"")),
         errors(route("[outbox]\nclaim_lease = \"1s\"")),
         errors(route("[outbox]\nin_flight_max = 10")),
