@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
 
+pub use self::value::nearest;
 pub use self::resolve::{Loaded, LoadedStore, load, load_store};
 use crate::domain::intent::Destination;
 use crate::domain::policy::Policy;

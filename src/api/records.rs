@@ -9,7 +9,7 @@ pub mod wire;
 use axum::http::Method;
 use axum::routing::{get, post};
 
-use super::{READERS, Route};
+use super::{READERS, RECORD_READERS, Route};
 use crate::config::Role;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub const ROUTES: [Route; 5] = [
     Route {
         method: Method::GET,
         path: "/v1/records/{tenant}/{pool}/{key}",
-        roles: READERS,
+        roles: RECORD_READERS,
         handler: || get(show),
     },
     Route {
@@ -341,6 +341,23 @@ fn record_key(caller: &Caller, path: RecordPath) -> Result<RecordKey, Problem> {
     }
 }
 
+/// The path of a record, each part one percent-encoded segment.
+pub(super) fn path_of(key: &RecordKey) -> String {
+    let parts = [key.tenant.as_str(), key.pool.as_str(), key.key.as_str()];
+    let encoded = parts.map(|part| {
+        part.bytes().fold(String::new(), |mut path, byte| {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                    path.push(char::from(byte));
+                }
+                byte => path.push_str(&format!("%{byte:02X}")),
+            }
+            path
+        })
+    });
+    format!("/v1/records/{}", encoded.join("/"))
+}
+
 fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {
     Some(RecordKey {
         tenant: TenantScope::parse(tenant).ok()?,
@@ -351,12 +368,20 @@ fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {
 
 /// A request's JSON body, whole and in time.
 async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
-    let read = http_body_util::Limited::new(body, BODY_BYTES_MAX);
+    read_within(body, BODY_BYTES_MAX).await
+}
+
+/// A request's JSON body of at most `bytes_max`, whole and in time.
+pub(super) async fn read_within<T: DeserializeOwned>(
+    body: Body,
+    bytes_max: usize,
+) -> Result<T, Problem> {
+    let read = http_body_util::Limited::new(body, bytes_max);
     let read = tokio::time::timeout(BODY_TIMEOUT, http_body_util::BodyExt::collect(read)).await;
     let collected = match read {
         Err(_) => return Err(invalid("the body did not arrive in time")),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let detail = format!("A body here is at most {BODY_BYTES_MAX} bytes.");
+            let detail = format!("A body here is at most {bytes_max} bytes.");
             return Err(Problem::new(Kind::BodyTooLarge, detail));
         }
         Ok(Err(_)) => return Err(invalid("the body broke off")),
@@ -380,7 +405,7 @@ fn not_answered(error: &StoreError) -> Problem {
     Problem::new(Kind::StoreUnavailable, detail).retry_after(STORE_RETRY)
 }
 
-fn no_record() -> Problem {
+pub(super) fn no_record() -> Problem {
     Problem::new(
         Kind::NotFound,
         "There is no such record, or this token may not see it. Percent-encode each part of the \
@@ -388,6 +413,6 @@ fn no_record() -> Problem {
     )
 }
 
-fn invalid(what: &str) -> Problem {
+pub(super) fn invalid(what: &str) -> Problem {
     Problem::new(Kind::RequestInvalid, format!("Mend the request: {what}."))
 }

@@ -309,9 +309,6 @@ impl Resolution {
     /// # Errors
     /// What is wrong with the first part that can't be an answer.
     pub fn into_parts(self) -> Result<(String, Answer), String> {
-        if !(200..=599).contains(&self.status) {
-            return Err("status: 200 to 599".into());
-        }
         let body = match (self.body, self.body_base64) {
             (Some(_), Some(_)) => return Err("give `body` or `body_base64`, not both".into()),
             (Some(text), None) => Bytes::from(text),
@@ -326,20 +323,33 @@ impl Resolution {
                 "an answer's body is at most {ANSWER_BYTES_MAX} bytes"
             ));
         }
-        // RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5.
-        if matches!(self.status, 204 | 205 | 304) && !body.is_empty() {
-            return Err(format!("an answer with status {} has no body", self.status));
-        }
-        let answer = Answer {
-            status: self.status,
-            headers: header_map(self.headers)?,
-            body,
-        };
+        let lines = self.headers.into_iter();
+        let lines = lines.map(|HeaderLine { name, value }| (name, value));
+        let answer = Answer::new(self.status, lines.collect(), body)?;
         Ok((self.reason, answer))
     }
 }
 
 impl Answer {
+    /// An answer of these parts.
+    ///
+    /// # Errors
+    /// What is wrong with the first part that can't be an answer.
+    pub fn new(status: u16, headers: Vec<(String, String)>, body: Bytes) -> Result<Self, String> {
+        if !(200..=599).contains(&status) {
+            return Err("status: 200 to 599".into());
+        }
+        // RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5.
+        if matches!(status, 204 | 205 | 304) && !body.is_empty() {
+            return Err(format!("an answer with status {status} has no body"));
+        }
+        Ok(Self {
+            status,
+            headers: header_map(headers)?,
+            body,
+        })
+    }
+
     /// As a decision keeps it: framing and what is for one moment only is left out.
     #[must_use]
     pub fn recorded(&self) -> Recorded {
@@ -353,19 +363,25 @@ impl Answer {
     }
 }
 
-fn header_map(lines: Vec<HeaderLine>) -> Result<HeaderMap, String> {
+fn header_map(lines: Vec<(String, String)>) -> Result<HeaderMap, String> {
     if lines.len() > ANSWER_HEADERS_MAX {
         return Err(format!("headers: at most {ANSWER_HEADERS_MAX} lines"));
     }
     let mut headers = HeaderMap::new();
-    for HeaderLine { name, value } in lines {
+    for (name, value) in lines {
         let name = HeaderName::from_bytes(name.as_bytes())
             .map_err(|_| "headers: a name is not a header name")?;
-        let value = HeaderValue::from_str(&value)
-            .map_err(|_| format!("headers: the value of {name} is not printable ASCII"))?;
+        let value = latin1(&value)
+            .and_then(|bytes| HeaderValue::from_bytes(&bytes).ok())
+            .ok_or_else(|| format!("headers: the value of {name} can't stand in a header"))?;
         headers.append(name, value);
     }
     Ok(headers)
+}
+
+/// Each character is one byte of a header's value (ISO 8859-1).
+fn latin1(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(|c| u8::try_from(c).ok()).collect()
 }
 
 /// A reason as the audit log takes it.
