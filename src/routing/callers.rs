@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::gate::{Admission, Ask, Denial, Gate};
 use super::permit::Permit;
 use super::replay::Decided;
-use super::settle::COMMIT_WAIT;
+use super::settle::{COMMIT_WAIT, Outcome};
 use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::RequestDigest;
 use crate::domain::message::Recorded;
@@ -317,8 +317,22 @@ impl Gate {
         }
     }
 
-    /// The claim was won: it leaves this process.
+    /// The claim was won: it leaves this process. Unless the request id had won one before, whose
+    /// caller this is too: the first is the one that is remembered.
     async fn owned(&self, wish: &Wish, permit: Permit) -> Result<Reservation, Arc<StoreError>> {
+        let (tenant, id) = (&wish.key.tenant, wish.request_id);
+        let remembered = match self.store().remembered(tenant, id).await {
+            Ok(remembered) => remembered,
+            Err(error) => {
+                permit.hand_over();
+                return Err(error.into());
+            }
+        };
+        if remembered.is_none_or(|first| first.token != permit.won.token) {
+            self.settle(permit, Outcome::NotSent).await;
+            let first = self.claimed_before(wish).await?;
+            return Ok(first.unwrap_or(Reservation::Refused(Denial::Contended)));
+        }
         let in_time = permit.may_send();
         let (token, generation_id) = permit.hand_over();
         let held = self.held(&wish.key, token, generation_id, false);
