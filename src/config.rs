@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
 
-pub use self::value::nearest;
 pub use self::resolve::{Loaded, LoadedStore, load, load_store};
+pub use self::value::nearest;
 use crate::domain::intent::Destination;
 use crate::domain::policy::Policy;
 use crate::domain::scope::{PoolId, TenantScope};

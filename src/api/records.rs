@@ -4,6 +4,7 @@
 //! statement that writes, and writes who and why in the same transaction. Bodies, attempt tokens
 //! and fingerprints are never told.
 
+pub mod resolution;
 pub mod wire;
 
 use axum::http::Method;
@@ -23,12 +24,14 @@ use super::AdminState;
 use super::token::Caller;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
+use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::ids;
 use crate::problem::{Kind, Problem};
 use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
 use crate::telemetry::Chain;
-use wire::{Acted, Answer, Page, Reason, Resolution, SearchQuery, Shown};
+use resolution::{Answer, Resolution};
+use wire::{Acted, Page, Reason, SearchQuery, Shown};
 
 /// Records, for operators.
 pub const ROUTES: [Route; 5] = [
@@ -64,7 +67,7 @@ pub const ROUTES: [Route; 5] = [
     },
 ];
 
-/// The longest request body, in bytes: an answer of [`wire::ANSWER_BYTES_MAX`] in base64.
+/// The longest request body, in bytes: an answer of [`resolution::ANSWER_BYTES_MAX`] in base64.
 pub const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// How long a request body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -176,8 +179,10 @@ pub(super) async fn resolve(
 ) -> Result<Json<Acted>, Problem> {
     let key = record_key(&caller, path)?;
     let resolution: Resolution = read(body).await?;
-    let (reason, answer) = resolution.into_parts().map_err(|what| invalid(&what))?;
-    act(state, caller, key, reason, Act::Resolve(Box::new(answer))).await
+    let (reason, answer, following) = resolution.into_parts().map_err(|what| invalid(&what))?;
+    let follow_up = following.read(&state.catalog, &key.pool, answer.status())?;
+    let answer = Act::Resolve(Box::new((answer, follow_up)));
+    act(state, caller, key, reason, answer).await
 }
 
 /// `POST /v1/records/{tenant}/{pool}/{key}/purge`: forget it.
@@ -194,7 +199,7 @@ pub(super) async fn purge(
 
 enum Act {
     Release,
-    Resolve(Box<Answer>),
+    Resolve(Box<(Answer, Option<FollowUp>)>),
     Purge,
 }
 
@@ -263,6 +268,10 @@ async fn perform(
     };
     if changed {
         tell_everyone(state, key).await;
+        if matches!(act, Act::Resolve(_)) {
+            state.bells.outbox.notify_one();
+            state.bells.runs.notify_one();
+        }
     }
     let outcome = result.map_err(|error| not_answered(&error))?;
     tracing::info!(
@@ -299,18 +308,24 @@ async fn write(
     let verdict = match act {
         Act::Purge => return state.store.purge_one(key, audit).await,
         Act::Release => Verdict::NeverHappened,
-        Act::Resolve(answer) => {
+        Act::Resolve(resolution) => {
+            let (answer, follow_up) = &**resolution;
             let looked_up = state.store.look_up(std::slice::from_ref(key)).await?;
             let Some(record) = looked_up.into_iter().flatten().next() else {
                 return Ok(Resolved::NoRecord);
             };
+            let (decision_id, recorded) = (ids::decision_id(), answer.recorded());
+            let run = follow_up.as_ref().map(|follow_up| {
+                let key_seed = state.gate.secrets().forward_key(key, record.generation_id);
+                Box::new(follow_up.begin(key, decision_id, &recorded, key_seed, ids::stamp()))
+            });
             Verdict::Happened(Box::new(Completion {
                 key: key.clone(),
                 token: record.token,
-                decision_id: ids::decision_id(),
+                decision_id,
                 decided_by: format!("operator:{}", audit.operator),
-                run: None,
-                recorded: answer.recorded(),
+                run,
+                recorded,
             }))
         }
     };

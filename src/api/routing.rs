@@ -11,12 +11,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use axum::Json;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -363,7 +363,9 @@ fn scope(
         }
         (None, Some(own)) => own.clone(),
         (None, None) => {
-            return Err(invalid("tenant: write it, since this token is bound to none"));
+            return Err(invalid(
+                "tenant: write it, since this token is bound to none",
+            ));
         }
     };
     if !caller.sees(&tenant) {
@@ -377,9 +379,8 @@ fn scope(
 }
 
 fn parse_key(key: &str) -> Result<Option<IdempotencyKey>, Problem> {
-    IdempotencyKey::from_text(key).map_err(|error| {
-        Problem::new(Kind::KeyInvalid, format!("Nothing was claimed: {error}."))
-    })
+    IdempotencyKey::from_text(key)
+        .map_err(|error| Problem::new(Kind::KeyInvalid, format!("Nothing was claimed: {error}.")))
 }
 
 /// What was asked for, or less if the caller says so (`Prefer: wait=N`, RFC 7240 section 4.3).

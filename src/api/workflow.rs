@@ -265,10 +265,7 @@ fn sound(workflow: Workflow) -> Result<Workflow, String> {
 
 /// Accepted requests are decided before anything is called: what they let follow is no matter of
 /// an outcome that nobody knows.
-fn note_follow_up(
-    follow_ups: &mut BTreeMap<PoolId, Vec<Option<Arc<Workflow>>>>,
-    policy: &Policy,
-) {
+fn note_follow_up(follow_ups: &mut BTreeMap<PoolId, Vec<Option<Arc<Workflow>>>>, policy: &Policy) {
     if policy.mode == Mode::Accept {
         return;
     }

@@ -224,7 +224,10 @@ impl Gate {
             None => return self.refuse_late(None, token).await,
         };
         let completion = self.completion(decree, generation_id);
-        let run_id = completion.run.as_ref().map(|_| completion.decision_id.into());
+        let run_id = completion
+            .run
+            .as_ref()
+            .map(|_| completion.decision_id.into());
         let committed = self
             .try_commit(&completion, Instant::now() + COMMIT_WAIT)
             .await;

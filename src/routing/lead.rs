@@ -109,9 +109,7 @@ impl Gate {
             key: key.clone(),
             token: ids::attempt_token(),
             generation_id: ids::generation_id(),
-            fingerprint: ask
-                .digest
-                .map(|digest| self.0.secrets.fingerprint(&digest)),
+            fingerprint: ask.digest.map(|digest| self.0.secrets.fingerprint(&digest)),
             terms: Terms {
                 lease: policy.lease,
                 valid_for: policy.valid_for,

@@ -8,6 +8,7 @@ mod config;
 mod listener;
 mod openapi;
 mod promises;
+mod routing_api;
 mod store_conformance;
 mod store_group;
 mod store_open;

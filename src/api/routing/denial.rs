@@ -17,8 +17,7 @@ use crate::telemetry::Chain;
 /// No `Retry-After` is longer than this.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
-pub(super) const SEND_AGAIN: &str =
-    "The store did not answer, and the call may have had its effect. Send the same call again: it \
+pub(super) const SEND_AGAIN: &str = "The store did not answer, and the call may have had its effect. Send the same call again: it \
      is recognised.";
 
 /// The store gave no answer.

@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
-use crate::api::records::wire::{ANSWER_HEADERS_MAX, Answer};
+use crate::api::records::resolution::{ANSWER_HEADERS_MAX, Answer};
 use crate::api::workflow::header_lines;
 use crate::config::routing::{LEASE_MAX, LEASE_MIN};
 use crate::domain::message::Recorded;
@@ -84,12 +84,13 @@ impl ReserveIn {
             .as_ref()
             .is_some_and(|text| text.len() > FINGERPRINT_BYTES_MAX)
         {
-            return Err(format!("fingerprint: at most {FINGERPRINT_BYTES_MAX} bytes"));
+            return Err(format!(
+                "fingerprint: at most {FINGERPRINT_BYTES_MAX} bytes"
+            ));
         }
         let lease = lease(self.lease.as_deref())?.unwrap_or(LEASE);
-        let time = |name, text: &Option<String>, least| {
-            duration(name, text.as_deref(), least, TIMES_MAX)
-        };
+        let time =
+            |name, text: &Option<String>, least| duration(name, text.as_deref(), least, TIMES_MAX);
         let valid_for = time("valid_for", &self.valid_for, Duration::from_millis(1))?;
         let tombstone_for = time("tombstone", &self.tombstone, Duration::ZERO)?;
         let wait = duration("wait", self.wait.as_deref(), Duration::ZERO, WAIT_MAX)?;
@@ -214,9 +215,8 @@ impl DecisionIn {
                 decoded.into()
             }
             (None, None, Some(json)) => {
-                let is_typed = |(name, _): &(String, String)| {
-                    name.eq_ignore_ascii_case("content-type")
-                };
+                let is_typed =
+                    |(name, _): &(String, String)| name.eq_ignore_ascii_case("content-type");
                 if !headers.iter().any(is_typed) {
                     headers.push(("content-type".into(), "application/json".into()));
                 }
@@ -224,7 +224,7 @@ impl DecisionIn {
             }
             _ => {
                 return Err(
-                    "decision: write only one of `body`, `body_base64` and `json`".to_owned()
+                    "decision: write only one of `body`, `body_base64` and `json`".to_owned(),
                 );
             }
         };

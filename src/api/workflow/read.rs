@@ -303,7 +303,9 @@ fn retry(retry: Value, at: &str, inherited: Retry) -> Result<Retry, String> {
     let faults_max = match fields.take("faults") {
         None | Some(Value::Null) => inherited.faults_max,
         Some(faults) => {
-            let faults = faults.as_u64().filter(|faults| (1..=FAULTS_MAX).contains(faults));
+            let faults = faults
+                .as_u64()
+                .filter(|faults| (1..=FAULTS_MAX).contains(faults));
             let faults = faults.and_then(|faults| u32::try_from(faults).ok());
             faults.ok_or_else(|| fields.wrong("faults", "a number from 1 to 1000"))?
         }

@@ -84,7 +84,10 @@ fn every_refusal_names_its_place() {
     for (told, what) in [
         (json!([]), "effects[0]: write an object"),
         (json!({}), "effects[0]: write one of http, pool"),
-        (json!({ "htp": "x" }), "effects[0].htp: did you mean `http`?"),
+        (
+            json!({ "htp": "x" }),
+            "effects[0].htp: did you mean `http`?",
+        ),
         (
             json!({ "http": "receipts", "task": "q" }),
             "effects[0]: leave `http` or `task` out",
@@ -106,10 +109,16 @@ fn every_refusal_names_its_place() {
             "effects[0].subject: write a subject",
         ),
         (json!({ "pool": "other", "path": "/" }), "effects[0].pool: "),
-        (json!({ "pool": "orders" }), "effects[0].path: write the path"),
+        (
+            json!({ "pool": "orders" }),
+            "effects[0].path: write the path",
+        ),
         (json!({ "task": "no name" }), "effects[0].task: a name is"),
         (json!({ "url": "ftp://a/" }), "effects[0].url: write https"),
-        (json!({ "url": "https://u@a/" }), "effects[0].url: write https"),
+        (
+            json!({ "url": "https://u@a/" }),
+            "effects[0].url: write https",
+        ),
         (
             json!({ "http": "receipts", "method": "post" }),
             "effects[0].method: write a method",
@@ -197,7 +206,9 @@ fn effects_are_a_first_step_before_the_run() {
         { "name": "send", "task": "q", "on_failure": "compensate",
           "compensation": { "http": "receipts", "method": "DELETE" } },
     ]});
-    let both = read(Some(json!([{ "task": "q" }])), Some(run)).unwrap().unwrap();
+    let both = read(Some(json!([{ "task": "q" }])), Some(run))
+        .unwrap()
+        .unwrap();
     let names: Vec<&str> = both.steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(both.name, "ship");
     assert_eq!(names, ["effects", "pause", "paid", "send"]);
@@ -206,10 +217,19 @@ fn effects_are_a_first_step_before_the_run() {
     let named = read(None, Some(json!({ "workflow": "after-order" })));
     assert_eq!(named.unwrap().unwrap().name, "after-order");
     for (run, what) in [
-        (json!({ "workflow": "after-oder" }), "run.workflow: there is no such workflow; did you"),
-        (json!({ "name": "n", "steps": [] }), "run.steps: write a list"),
+        (
+            json!({ "workflow": "after-oder" }),
+            "run.workflow: there is no such workflow; did you",
+        ),
+        (
+            json!({ "name": "n", "steps": [] }),
+            "run.steps: write a list",
+        ),
         (json!({ "name": "n" }), "run: write `steps`"),
-        (json!({ "name": "n", "steps": [{ "wait": "1s" }] }), "run.steps[0].name: "),
+        (
+            json!({ "name": "n", "steps": [{ "wait": "1s" }] }),
+            "run.steps[0].name: ",
+        ),
         (
             json!({ "name": "n", "steps": [{ "name": "a", "wait": "1s", "wiat": 1 }] }),
             "run.steps[0].wiat: did you mean `wait`?",
@@ -274,12 +294,13 @@ fn effects() -> impl Strategy<Value = Effect> {
             content_type: "text/plain".into(),
         }),
     ];
-    let retry = (ms(), ms(), ms(), 1_u32..1000).prop_map(|(first, more, horizon_ms, faults_max)| Retry {
-        first_ms: first,
-        max_ms: first + more,
-        horizon_ms,
-        faults_max,
-    });
+    let retry =
+        (ms(), ms(), ms(), 1_u32..1000).prop_map(|(first, more, horizon_ms, faults_max)| Retry {
+            first_ms: first,
+            max_ms: first + more,
+            horizon_ms,
+            faults_max,
+        });
     (sends(), payload, retry, ms()).prop_map(|(send, payload, retry, timeout_ms)| Effect {
         send,
         payload,
