@@ -250,16 +250,11 @@ fn with_effects(effects: Vec<Effect>, run: Option<&Workflow>) -> Result<Workflow
     })
 }
 
+/// Whether it can be run, its templates included.
 fn sound(workflow: Workflow) -> Result<Workflow, String> {
-    let mut names = BTreeSet::new();
-    let doubled = workflow.steps.iter().find(|step| !names.insert(&step.name));
-    match doubled {
-        None => Ok(workflow),
-        Some(step) => Err(format!(
-            "run.steps: two are named \"{}\"; give each step its own name (`effects` are the first \
-             step)",
-            step.name
-        )),
+    match workflow.check() {
+        Ok(()) => Ok(workflow),
+        Err(wrong) => Err(wrong.join("; ")),
     }
 }
 

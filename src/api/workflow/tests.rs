@@ -236,7 +236,7 @@ fn effects_are_a_first_step_before_the_run() {
         ),
         (
             json!({ "name": "n", "steps": [{ "name": "effects", "wait": "1s" }] }),
-            "run.steps: two are named \"effects\"",
+            "two steps have the name `effects`",
         ),
     ] {
         let refused = read(Some(json!([{ "task": "q" }])), Some(run.clone())).unwrap_err();
