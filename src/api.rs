@@ -13,7 +13,9 @@
 
 pub mod health;
 pub mod records;
+pub mod routing;
 pub mod token;
+pub mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,12 +36,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Role, TokenConfig};
 use crate::domain::scope::RecordKey;
+use crate::lifecycle::Bells;
 use crate::problem::{Kind, Problem};
+use crate::routing::gate::Gate;
 use crate::store::Store;
 use crate::telemetry::Chain;
 
 /// Connections that are served at one time; more wait in the listener's queue.
-pub const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = 512;
 /// How long a connection may take to send a request's headers, or stay idle.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Buffer for a request's headers, in bytes.
@@ -68,6 +72,14 @@ pub struct AdminState {
     pub owner_times: Arc<records::OwnerTimes>,
     /// Called after an act changed a record: drops the cached decision and wakes local waiters.
     pub changed: Arc<dyn Fn(&RecordKey) + Send + Sync>,
+    /// The gate, for callers that play the upstream.
+    pub gate: Gate,
+    /// What effects and runs may refer to.
+    pub catalog: Arc<workflow::Catalog>,
+    /// Rung when a run begins.
+    pub bells: Bells,
+    /// Places and bytes for services' calls.
+    pub room: Arc<routing::Room>,
     /// Where acts run, so that neither a lost connection nor the shutdown cuts one in two.
     pub acts: TaskTracker,
 }
@@ -85,9 +97,11 @@ pub struct Route {
 
 /// Who may look.
 pub(crate) const READERS: &[Role] = &[Role::Reader, Role::Operator];
+/// Who may look at one record: also those who claim records.
+pub(crate) const RECORD_READERS: &[Role] = &[Role::Reader, Role::Operator, Role::Service];
 
 /// Everything that exists on the admin listener, area by area.
-pub const AREAS: [&[Route]; 2] = [&health::ROUTES, &records::ROUTES];
+pub const AREAS: [&[Route]; 3] = [&health::ROUTES, &records::ROUTES, &routing::ROUTES];
 
 /// Every route of every area.
 pub fn routes() -> impl Iterator<Item = &'static Route> {

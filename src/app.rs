@@ -16,13 +16,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
+use crate::api::workflow::Catalog;
 use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
 use crate::ids;
-use crate::lifecycle::{Exit, Shutdown, Signals};
+use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
@@ -142,7 +143,16 @@ async fn start(
     let group = Group::new(&store, group_options(&config.store));
     let gate = gate(config, &store, &group, secrets.clone(), shutdown);
     let census = start_upkeep(&config.store, &store, shutdown);
-    let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let bells = Bells::default();
+    let state = admin_state(
+        config,
+        &store,
+        &gate,
+        metrics.clone(),
+        census,
+        &bells,
+        shutdown,
+    );
     let running = Running {
         store,
         store_tasks,
@@ -280,6 +290,7 @@ fn admin_state(
     gate: &Gate,
     metrics: PrometheusHandle,
     census: driver::Handle,
+    bells: &Bells,
     shutdown: &Shutdown,
 ) -> AdminState {
     let changed = gate.clone();
@@ -302,6 +313,10 @@ fn admin_state(
         readiness: Arc::new(readiness),
         owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
         changed: Arc::new(move |key| changed.changed(key)),
+        gate: gate.clone(),
+        catalog: Arc::new(Catalog::new(config)),
+        bells: bells.clone(),
+        room: Arc::default(),
         acts: shutdown.tasks().clone(),
     }
 }

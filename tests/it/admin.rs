@@ -27,7 +27,11 @@ use oncegate::api::{self, AdminState};
 use oncegate::config::{Role, TokenConfig};
 use oncegate::domain::record::{Claim, GiveUp, Reserved};
 use oncegate::domain::scope::{PoolId, RecordKey, TenantScope};
+use oncegate::domain::secret::Secrets;
+use oncegate::lifecycle::Bells;
+use oncegate::routing::gate::{Gate, Settings};
 use oncegate::store::Store;
+use oncegate::store::group::{Group, GroupOptions};
 use oncegate::store::sqlite::SqliteStore;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -108,6 +112,10 @@ impl Admin {
             readiness: Arc::new(move || *state_now.lock().unwrap()),
             owner_times: Arc::new(OwnerTimes::new(&[], margin)),
             changed: Arc::new(move |key| told.lock().unwrap().push(key.clone())),
+            gate: gate(store.clone(), acts.clone()).await,
+            catalog: Arc::default(),
+            bells: Bells::default(),
+            room: Arc::default(),
             acts: acts.clone(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -221,6 +229,27 @@ impl Admin {
         self.store.close().await;
         self.directory
     }
+}
+
+/// A gate on the same store, for the calls of services.
+async fn gate(store: Arc<dyn Store>, tracker: TaskTracker) -> Gate {
+    let options = GroupOptions {
+        concurrency: 1,
+        patience: Duration::from_secs(5),
+    };
+    let group = Group::new(&store, options);
+    let settings = Settings {
+        waiters_per_key_max: 100,
+        waiters_max: 100,
+        poll_interval: Duration::from_millis(100),
+        cache_bytes_max: 1 << 20,
+        cache_trust: Duration::from_secs(30),
+        record_retry: Duration::from_secs(1),
+        record_retry_bytes_max: 1 << 20,
+    };
+    let secrets = Secrets::new(store.secrets([7; 32]).await.unwrap()).unwrap();
+    let draining = CancellationToken::new();
+    Gate::new(store, group, secrets, settings, tracker, draining)
 }
 
 fn tokens() -> Arc<[TokenConfig]> {
