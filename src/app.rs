@@ -11,6 +11,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,11 +19,13 @@ use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
 use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
+use crate::coordinator::Coordinator;
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
 use crate::ids;
-use crate::lifecycle::{Exit, Shutdown, Signals};
+use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
+use crate::outbox::tasks::Tasks;
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
@@ -303,6 +306,16 @@ fn admin_state(
         owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
         changed: Arc::new(move |key| changed.changed(key)),
         acts: shutdown.tasks().clone(),
+        coordinator: Coordinator::default(),
+        tasks: Tasks::default(),
+        bells: Bells::default(),
+        destinations: config
+            .destinations
+            .iter()
+            .map(|known| known.id.clone())
+            .collect(),
+        waits: Arc::new(Semaphore::new(api::WAITS_MAX)),
+        closing: shutdown.soft().clone(),
     }
 }
 

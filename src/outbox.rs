@@ -1,1 +1,3 @@
 //! HTTP and NATS out: intents on their way to their destinations.
+
+pub mod tasks;
