@@ -17,7 +17,7 @@ use hyper_util::rt::TokioExecutor;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::Failure;
+use super::gateway::Failure;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,6 +35,15 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
 /// Text as a path segment or a query value.
 pub(super) fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// A path with those parameters that have a value.
+pub(super) fn path(base: &str, parameters: &[(&str, Option<&str>)]) -> String {
+    let given = parameters.iter().filter_map(|(name, value)| {
+        let value = encode((*value)?);
+        Some(format!("{name}={value}"))
+    });
+    format!("{base}?{}", given.collect::<Vec<_>>().join("&"))
 }
 
 /// A gateway's admin API, and the right to use it.
