@@ -70,6 +70,13 @@ struct Running {
     admin_stop: CancellationToken,
 }
 
+/// What the admin API needs for runs.
+struct RunParts {
+    group: Group,
+    coordinator: Coordinator,
+    bells: Bells,
+}
+
 /// Runs the gateway until it has stopped.
 ///
 /// # Errors
@@ -145,7 +152,20 @@ async fn start(
     let group = Group::new(&store, group_options(&config.store));
     let gate = gate(config, &store, &group, secrets.clone(), shutdown);
     let census = start_upkeep(&config.store, &store, shutdown);
-    let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let runs = RunParts {
+        group: group.clone(),
+        coordinator: Coordinator::default(),
+        bells: Bells::default(),
+    };
+    let state = admin_state(
+        config,
+        &store,
+        &gate,
+        runs,
+        metrics.clone(),
+        census,
+        shutdown,
+    );
     let running = Running {
         store,
         store_tasks,
@@ -281,6 +301,7 @@ fn admin_state(
     config: &Config,
     store: &Arc<dyn Store>,
     gate: &Gate,
+    runs: RunParts,
     metrics: PrometheusHandle,
     census: driver::Handle,
     shutdown: &Shutdown,
@@ -306,9 +327,9 @@ fn admin_state(
         owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
         changed: Arc::new(move |key| changed.changed(key)),
         acts: shutdown.tasks().clone(),
-        coordinator: Coordinator::default(),
-        tasks: Tasks::default(),
-        bells: Bells::default(),
+        coordinator: runs.coordinator,
+        tasks: Tasks::new(store.clone(), runs.group, runs.bells.clone()),
+        bells: runs.bells,
         destinations: config
             .destinations
             .iter()

@@ -71,7 +71,9 @@ impl Effect {
             Send::Publish { subject, .. } => (Some(subject), &[][..]),
             Send::Task { .. } => (None, &[][..]),
         };
-        let texts = texts.into_iter().chain(headers.iter().map(|(_, value)| value));
+        let texts = texts
+            .into_iter()
+            .chain(headers.iter().map(|(_, value)| value));
         let texts = texts.filter_map(|text| match text {
             Text::Template(template) => Some(&**template),
             Text::Plain(_) => None,
