@@ -152,10 +152,11 @@ async fn start(
     let group = Group::new(&store, group_options(&config.store));
     let gate = gate(config, &store, &group, secrets.clone(), shutdown);
     let census = start_upkeep(&config.store, &store, shutdown);
+    let bells = Bells::default();
     let runs = RunParts {
         group: group.clone(),
-        coordinator: Coordinator::default(),
-        bells: Bells::default(),
+        coordinator: Coordinator::new(Arc::clone(&store), group.clone(), bells.clone()),
+        bells,
     };
     let state = admin_state(
         config,
