@@ -11,6 +11,7 @@
 //! - An act on a record is finished even if who asked for it is gone.
 //! - Every error is a problem document (RFC 9457).
 
+pub mod doctor;
 pub mod health;
 pub mod outbox;
 pub mod records;
@@ -90,6 +91,8 @@ pub struct AdminState {
     pub bells: Bells,
     /// The configured destinations.
     pub destinations: Arc<[Destination]>,
+    /// The shortest lease of any owner or claim.
+    pub lease_min: Duration,
     /// A place for each request that may wait; [`WAITS_MAX`] of them.
     pub waits: Arc<Semaphore>,
     /// Cancelled when the gateway begins to stop: whatever waits ends then.
@@ -111,8 +114,9 @@ pub struct Route {
 pub(crate) const READERS: &[Role] = &[Role::Reader, Role::Operator];
 
 /// Everything that exists on the admin listener, area by area.
-pub const AREAS: [&[Route]; 5] = [
+pub const AREAS: [&[Route]; 6] = [
     &health::ROUTES,
+    &doctor::ROUTES,
     &records::ROUTES,
     &runs::ROUTES,
     &outbox::ROUTES,

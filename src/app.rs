@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::doctor;
 use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
 use crate::api::{self, AdminState};
@@ -39,6 +40,7 @@ use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
 use crate::upkeep::retention::Retention;
+use crate::upkeep::run_retention::RunRetention;
 use crate::upkeep::sweeper::Sweeper;
 use crate::upstream::Upstreams;
 
@@ -151,7 +153,7 @@ async fn start(
 
     let group = Group::new(&store, group_options(&config.store));
     let gate = gate(config, &store, &group, secrets.clone(), shutdown);
-    let census = start_upkeep(&config.store, &store, shutdown);
+    let census = start_upkeep(config, &store, shutdown);
     let bells = Bells::default();
     let runs = RunParts {
         group: group.clone(),
@@ -336,18 +338,16 @@ fn admin_state(
             .iter()
             .map(|known| known.id.clone())
             .collect(),
+        lease_min: doctor::lease_min(&config.routes, &config.outbox),
         waits: Arc::new(Semaphore::new(api::WAITS_MAX)),
         closing: shutdown.soft().clone(),
     }
 }
 
 /// Starts the duties; returns the one whose success tells that the store is there.
-fn start_upkeep(
-    config: &StoreConfig,
-    store: &Arc<dyn Store>,
-    shutdown: &Shutdown,
-) -> driver::Handle {
+fn start_upkeep(config: &Config, store: &Arc<dyn Store>, shutdown: &Shutdown) -> driver::Handle {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let (keep, config) = (config.keep, &config.store);
     let timing = |period| Timing {
         period,
         deadline: config.operation_timeout * 2,
@@ -356,6 +356,8 @@ fn start_upkeep(
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
+    let run_retention = RunRetention::new(Arc::clone(store), keep);
+    driver::start(run_retention, timing(config.purge_interval), tasks, soft);
     let census = Census::new(Arc::clone(store));
     driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
 }

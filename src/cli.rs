@@ -6,6 +6,7 @@
 mod check;
 mod client;
 mod demo;
+pub mod doctor;
 mod flags;
 mod gateway;
 mod migrate;
@@ -58,6 +59,8 @@ enum Command {
     Check(check::Args),
     /// Find, look at and settle records of a running gateway.
     Records(records::Args),
+    /// Tell how the store and the gateway are, and what a person should look at.
+    Doctor(doctor::Args),
     /// Look at runs of a running gateway, and move those that are stuck.
     Runs(runs::Args),
     /// Look at what is on its way, send again what was given up, pause destinations.
@@ -72,6 +75,7 @@ pub fn run() -> ExitCode {
         Command::Migrate(args) => migrate::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Records(args) => records::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Outbox(args) => outbox::run(&args),
     };

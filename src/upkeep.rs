@@ -6,4 +6,5 @@
 
 pub mod census;
 pub mod retention;
+pub mod run_retention;
 pub mod sweeper;

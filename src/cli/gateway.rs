@@ -2,7 +2,7 @@
 //! and the question before something that can't be taken back.
 
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::client::Client;
@@ -29,6 +29,15 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
+    /// The gateway there, told of as a table.
+    pub(super) fn at(admin: &str, token_file: Option<&Path>) -> Self {
+        Self {
+            admin: admin.to_owned(),
+            token_file: token_file.map(Path::to_owned),
+            json: false,
+        }
+    }
+
     /// A client with the token.
     pub(super) fn client(&self) -> Result<Client, Failure> {
         Client::new(&self.admin, &token(self)?)

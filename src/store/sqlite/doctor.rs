@@ -6,7 +6,7 @@ use super::failure::{self, Stage};
 use crate::store::StoreError;
 use crate::store::doctor::{Finding, Health};
 
-/// Looks at the file: its own check of its structure, without reading every row's content.
+/// Looks at the file's size, which bounds what a checkpoint and a backup have to copy.
 pub async fn doctor(connection: &mut SqliteConnection) -> Result<Vec<Finding>, StoreError> {
     let version = sqlx::query_scalar("select sqlite_version()");
     let version: String = failure::sort(version.fetch_one(&mut *connection).await, Stage::Before)?;
