@@ -10,6 +10,11 @@
 //! - What was committed is committed whether or not somebody hears of it: bells and
 //!   [`Coordinator::watch`] are hints.
 
+#[cfg(test)]
+mod double;
+#[cfg(test)]
+mod tests;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;

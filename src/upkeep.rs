@@ -8,3 +8,4 @@ pub mod census;
 pub mod retention;
 pub mod run_retention;
 pub mod sweeper;
+pub mod ticker;
