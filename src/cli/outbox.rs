@@ -258,7 +258,7 @@ impl Act {
     async fn confirm(&self, client: &Client, act: &str) -> Result<(), Failure> {
         let warning = match act {
             "redrive" => "They are sent again, with the same keys and the same bytes.",
-            _ => "They are never sent; their runs take them for failed.",
+            _ => "They are never sent, and their runs are told.",
         };
         gateway::confirm(self.yes, warning, async |out, paint| match &self.intent {
             Some(id) => table::intent(out, &client.get(&one(id)).await?, paint),

@@ -68,9 +68,11 @@ fn status(word: &str) -> Result<RunStatus, String> {
 /// # Errors
 /// When it can't be one.
 pub fn name(what: &str, given: String) -> Result<String, String> {
-    let fits = (1..=NAME_BYTES_MAX).contains(&given.len()) && !given.contains(char::is_control);
-    fits.then_some(given)
-        .ok_or_else(|| format!("{what}: 1 to {NAME_BYTES_MAX} bytes, without control characters"))
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let fits = (1..=NAME_BYTES_MAX).contains(&given.len()) && given.bytes().all(allowed);
+    fits.then_some(given).ok_or_else(|| {
+        format!("{what}: 1 to {NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_` and `.`")
+    })
 }
 
 /// What may stand in the query for a history.
