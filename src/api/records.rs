@@ -18,9 +18,9 @@ use std::time::Duration;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Extension, Path, Query, State};
 use axum::{Json, body::Body};
-use serde::de::DeserializeOwned;
 
 use super::AdminState;
+use super::request::{MAY_HAVE_HAPPENED, invalid, not_answered, read};
 use super::token::Caller;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
@@ -67,15 +67,9 @@ pub const ROUTES: [Route; 5] = [
     },
 ];
 
-/// The longest request body, in bytes: an answer of [`resolution::ANSWER_BYTES_MAX`] in base64.
-pub const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// How long a request body may take to arrive.
-pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much longer than its route allows an owner is waited for before an operator may say that
 /// its request never happened: the commit itself, and clocks that run apart.
 pub const OWNER_MARGIN: Duration = Duration::from_secs(30);
-/// When to ask again after the store gave no answer.
-const STORE_RETRY: Duration = Duration::from_secs(2);
 
 /// After which time since its claim an owner is certainly gone, by pool.
 #[derive(Clone, Debug)]
@@ -115,13 +109,8 @@ pub(super) async fn search(
 ) -> Result<Json<Page>, Problem> {
     let Query(query) = query.map_err(|rejection| invalid(&rejection.body_text()))?;
     let mut search = query.into_search().map_err(|what| invalid(&what))?;
-    if let Some(own) = &caller.tenant {
-        let asked = search.tenant.as_deref().map(TenantScope::stored);
-        if asked.as_ref().is_some_and(|asked| !own.covers(asked)) {
-            return Ok(Json(Page::default()));
-        }
-        let tenant = asked.as_ref().unwrap_or(own);
-        search.tenant = Some(tenant.as_str().to_owned());
+    if !caller.narrow(&mut search.tenant) {
+        return Ok(Json(Page::default()));
     }
     let limit = search.limit;
     // One more tells whether there is another page.
@@ -381,53 +370,10 @@ fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {
     })
 }
 
-/// A request's JSON body, whole and in time.
-async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
-    read_within(body, BODY_BYTES_MAX).await
-}
-
-/// A request's JSON body of at most `bytes_max`, whole and in time.
-pub(super) async fn read_within<T: DeserializeOwned>(
-    body: Body,
-    bytes_max: usize,
-) -> Result<T, Problem> {
-    let read = http_body_util::Limited::new(body, bytes_max);
-    let read = tokio::time::timeout(BODY_TIMEOUT, http_body_util::BodyExt::collect(read)).await;
-    let collected = match read {
-        Err(_) => return Err(invalid("the body did not arrive in time")),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let detail = format!("A body here is at most {bytes_max} bytes.");
-            return Err(Problem::new(Kind::BodyTooLarge, detail));
-        }
-        Ok(Err(_)) => return Err(invalid("the body broke off")),
-        Ok(Ok(collected)) => collected.to_bytes(),
-    };
-    serde_json::from_slice(&collected).map_err(|error| invalid(&format!("the JSON body: {error}")))
-}
-
-const MAY_HAVE_HAPPENED: &str =
-    "The store did not answer. Look at the record before you repeat an act: it may have happened.";
-
-fn not_answered(error: &StoreError) -> Problem {
-    let detail = match error {
-        StoreError::Inconsistent { .. } => {
-            "A row holds what this version can't read; the gateway's log names it."
-        }
-        error if error.may_have_happened() => MAY_HAVE_HAPPENED,
-        _ => "The store can't be asked, and nothing was changed; the gateway's log says why.",
-    };
-    tracing::warn!(error = %Chain(error), "an operator's request failed");
-    Problem::new(Kind::StoreUnavailable, detail).retry_after(STORE_RETRY)
-}
-
 pub(super) fn no_record() -> Problem {
     Problem::new(
         Kind::NotFound,
         "There is no such record, or this token may not see it. Percent-encode each part of the \
          path, also a `/` in a key.",
     )
-}
-
-pub(super) fn invalid(what: &str) -> Problem {
-    Problem::new(Kind::RequestInvalid, format!("Mend the request: {what}."))
 }

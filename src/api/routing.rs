@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::wire::{ClaimOut, CompleteIn, HeartbeatIn, ReleaseIn, ReserveIn, ReserveOut};
-use super::records::{invalid, read_within};
+use super::request::{invalid, read_within};
 use super::token::Caller;
 use super::{AdminState, Route};
 use crate::config::Role;

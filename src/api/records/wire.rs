@@ -11,6 +11,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
+use crate::api::request::{self, millis};
+use crate::domain::message::Recorded;
 use crate::domain::policy::OnUnknown;
 use crate::domain::record::{self, Found, Record, State, StoredDecision, Validity};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
@@ -62,10 +64,7 @@ impl SearchQuery {
         if older_than.is_some_and(|age| age > AGE_MAX) {
             return Err("older_than: at most ten years".into());
         }
-        let limit = self.limit.unwrap_or(LIMIT_DEFAULT);
-        if !(1..=LIMIT_MAX).contains(&limit) {
-            return Err(format!("limit: 1 to {LIMIT_MAX}"));
-        }
+        let limit = request::limit(self.limit)?;
         let after = self.cursor.as_deref().map(|cursor| {
             read_cursor(cursor).ok_or("cursor: take `next` of the page before, unchanged")
         });
@@ -303,10 +302,6 @@ fn read_cursor(cursor: &str) -> Option<RecordKey> {
     let mut parts = text.split('\n');
     let key = super::parse_key(parts.next()?, parts.next()?, parts.next()?)?;
     parts.next().is_none().then_some(key)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
