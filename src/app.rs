@@ -22,13 +22,15 @@ use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
 use crate::ids;
-use crate::lifecycle::{Exit, Shutdown, Signals};
+use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
 use crate::proxy::listener::{self, Peer, Tls};
+use crate::proxy::lookups::{self, Lookups};
 use crate::proxy::passthrough::Passthrough;
 use crate::proxy::tenant::Tenants;
+use crate::proxy::watch::Watch;
 use crate::proxy::{Body, matching, problem_response};
 use crate::routing::gate::{Gate, Settings};
 use crate::store::group::{Group, GroupOptions};
@@ -50,9 +52,10 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Batches of one operation that PostgreSQL commits at once.
 const BATCHES_AT_ONCE: usize = 4;
 
-/// A request's way: which route, then guarded or not.
+/// A request's way: the gateway's own or which route, then guarded or not.
 #[derive(Clone)]
 struct Proxy {
+    lookups: Lookups,
     routes: Arc<[Route]>,
     guard: Guard,
     passthrough: Passthrough,
@@ -140,7 +143,8 @@ async fn start(
     let (listen_addr, admin_addr) = (public.local_addr()?, admin.local_addr()?);
 
     let group = Group::new(&store, group_options(&config.store));
-    let gate = gate(config, &store, &group, secrets.clone(), shutdown);
+    let bells = Bells::default();
+    let gate = gate(config, &store, &group, secrets.clone(), &bells, shutdown);
     let census = start_upkeep(&config.store, &store, shutdown);
     let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
     let running = Running {
@@ -157,7 +161,7 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    let proxy = proxy(config, gate, upstreams, secrets, shutdown);
+    let proxy = proxy(config, &running.store, gate, upstreams, secrets, shutdown);
     let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
     tasks.spawn(async move {
         let handler = move |request, peer| proxy.clone().answer(request, peer);
@@ -176,6 +180,9 @@ async fn start(
 impl Proxy {
     async fn answer(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let (head, body) = request.into_parts();
+        if lookups::takes(head.uri.path()) {
+            return self.lookups.answer(&head).await;
+        }
         let (policy, guarded) = match matching::find(&self.routes, &head) {
             Ok(matched) => (Arc::clone(&matched.route.policy), matched.guarded),
             Err(problem) if head.headers.contains_key(IDEMPOTENCY_KEY) => {
@@ -223,6 +230,7 @@ fn gate(
     store: &Arc<dyn Store>,
     group: &Group,
     secrets: Secrets,
+    bells: &Bells,
     shutdown: &Shutdown,
 ) -> Gate {
     let limits = &config.limits;
@@ -237,11 +245,13 @@ fn gate(
     };
     let (tasks, soft) = (shutdown.tasks().clone(), shutdown.soft().clone());
     let (store, group) = (Arc::clone(store), group.clone());
-    Gate::new(store, group, secrets, settings, tasks, soft)
+    let bells = bells.clone();
+    Gate::new(store, group, secrets, settings, bells, tasks, soft)
 }
 
 fn proxy(
     config: &Config,
+    store: &Arc<dyn Store>,
     gate: Gate,
     upstreams: Upstreams,
     secrets: Secrets,
@@ -256,18 +266,33 @@ fn proxy(
         tasks.clone(),
         hard.clone(),
     );
+    let tenants = Arc::new(Tenants::new(config.tenant.clone(), secrets));
+    let watch = Watch {
+        gate: gate.clone(),
+        poll_interval: config.store.poll_interval,
+        draining: shutdown.soft().clone(),
+    };
+    let lookups = Lookups {
+        store: Arc::clone(store),
+        tenants: Arc::clone(&tenants),
+        watch: watch.clone(),
+        tracker: tasks.clone(),
+    };
     let guard = Guard::new(GuardParts {
         gate,
         upstreams,
         forwarding,
         passthrough: passthrough.clone(),
-        tenants: Tenants::new(config.tenant.clone(), secrets),
+        tenants,
+        store: Arc::clone(store),
+        watch,
         budget: BodyBudget::new(config.limits.body_bytes_total_max),
         body_timeout: config.limits.body_timeout,
         tracker: tasks,
         cutoff: hard,
     });
     Proxy {
+        lookups,
         routes: config.routes.clone().into(),
         guard,
         passthrough,

@@ -1,0 +1,71 @@
+//! Clients that wait for what others do: for the end of a run, or for an owner anywhere.
+//!
+//! They are parked in memory, count as waiters, and hold no connection: what they wait for is
+//! looked at again and again. It ends with what is seen then, however it is, when the time is over,
+//! the client is gone or the gateway drains.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::routing::gate::Gate;
+use crate::store::StoreError;
+
+/// Looks for those who wait; cheap to clone.
+#[derive(Clone)]
+pub struct Watch {
+    /// Has the places.
+    pub gate: Gate,
+    /// How often one looks.
+    pub poll_interval: Duration,
+    /// Cancelled when nobody may be waited for any more.
+    pub draining: CancellationToken,
+}
+
+/// How long one waits.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    /// Until then at most.
+    pub until: Instant,
+    /// Cancelled when the client has gone away.
+    pub gone: CancellationToken,
+}
+
+impl Watch {
+    /// Looks until what is seen is settled or the patience is over; tells what was seen last, and
+    /// whether it had to be waited for. Who finds no place is told at once how things are.
+    ///
+    /// # Errors
+    /// The last look's: an unreachable store is no reason to give up before the wait is over.
+    pub async fn until_settled<T, F>(
+        &self,
+        patience: &Patience,
+        mut look: impl FnMut() -> F,
+        is_settled: impl Fn(&T) -> bool,
+    ) -> (Result<T, StoreError>, bool)
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut seen = look().await;
+        let over = |seen: &Result<T, StoreError>| seen.as_ref().is_ok_and(&is_settled);
+        if over(&seen) || Instant::now() >= patience.until {
+            return (seen, false);
+        }
+        let Some(_place) = self.gate.place() else {
+            return (seen, false);
+        };
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.poll_interval) => {}
+                () = tokio::time::sleep_until(patience.until) => return (look().await, true),
+                () = self.draining.cancelled() => return (seen, true),
+                () = patience.gone.cancelled() => return (seen, true),
+            }
+            seen = look().await;
+            if over(&seen) || Instant::now() >= patience.until {
+                return (seen, true);
+            }
+        }
+    }
+}
