@@ -97,6 +97,8 @@ create table eec_effect_intent (
     withdrawn           boolean     not null default false,
     -- Its run does not know the present status yet.
     changed             boolean     not null default false,
+    -- Whether the bytes to send are still there; those of what is dead are not kept for ever.
+    has_body            boolean     not null default true,
     -- Of the newest try.
     outcome             text,
     answer_status       integer,
@@ -117,6 +119,9 @@ create index eec_effect_intent_changed on eec_effect_intent (tenant_scope, run_i
 create index eec_effect_intent_intent_id on eec_effect_intent (intent_id);
 create index eec_effect_intent_dead on eec_effect_intent (tenant_scope, destination, ended_at)
     where status in ('dead', 'quarantined');
+-- How retention finds bytes of what is dead for long.
+create index eec_effect_intent_dead_body on eec_effect_intent (ended_at)
+    where has_body and status in ('dead', 'quarantined');
 -- How the oldest that is not sent is found.
 create index eec_effect_intent_unsent on eec_effect_intent (first_due_at)
     where status = 'pending' and first_due_at is not null;

@@ -14,6 +14,7 @@
 //!   key, whatever the statistics say.
 
 mod batch;
+mod complete;
 mod hosts;
 mod operator;
 mod outbox;

@@ -65,6 +65,15 @@ pub(super) fn in_doubt(error: StoreError) -> StoreError {
     }
 }
 
+/// From the second statement of a batch on, the first has happened.
+pub(super) fn doubt_after(nth_round: usize) -> fn(StoreError) -> StoreError {
+    if nth_round > 0 {
+        in_doubt
+    } else {
+        |error| error
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

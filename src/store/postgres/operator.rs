@@ -6,6 +6,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::bind_key;
+use super::complete::{HAPPENED_WITH_RUN, bind_starts};
 use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
@@ -130,6 +131,11 @@ impl Runner {
         let done = match verdict {
             // Another record's answer.
             Verdict::Happened(completion) if completion.key != *key => false,
+            Verdict::Happened(completion) if completion.run.is_some() => {
+                let one = || std::iter::once(&**completion);
+                let decide = || bind_starts(fixed(HAPPENED_WITH_RUN), one());
+                self.act(|| act.note(decide(), verdict.word())).await?
+            }
             Verdict::Happened(completion) => {
                 self.act(|| bind_answer(act.bind(HAPPENED, verdict.word()), completion))
                     .await?
@@ -191,7 +197,12 @@ impl<'a> Act<'a> {
     }
 
     fn bind(&self, sql: &'static str, action: &'static str) -> Statement {
-        bind_key(fixed(sql), self.key)
+        self.note(bind_key(fixed(sql), self.key), action)
+    }
+
+    /// Binds the line in the audit log, as the next four parameters.
+    fn note(&self, statement: Statement, action: &'static str) -> Statement {
+        statement
             .bind(self.id)
             .bind(to_text(&self.audit.operator))
             .bind(action)
