@@ -40,6 +40,8 @@ create index eec_run_run_id on eec_run (run_id);
 create index eec_run_due_at on eec_run (due_at) where due_at is not null;
 -- How operators find what does not go on by itself.
 create index eec_run_stuck on eec_run (tenant_scope, run_id) where status = 'stuck';
+-- How the gauges count what is not over.
+create index eec_run_open on eec_run (status) where status in ('running', 'waiting', 'stuck');
 -- How retention finds what is over.
 create index eec_run_ended_at on eec_run (ended_at) where ended_at is not null;
 

@@ -19,6 +19,7 @@ mod hosts;
 mod operator;
 mod outbox;
 mod pool;
+mod remembered;
 mod routing;
 mod row;
 mod run;
@@ -144,10 +145,10 @@ async fn prepare(
 impl Store for PostgresStore {
     async fn remembered(
         &self,
-        _tenant: &TenantScope,
-        _request_id: Uuid,
+        tenant: &TenantScope,
+        request_id: Uuid,
     ) -> Result<Option<Remembered>, StoreError> {
-        Err(StoreError::Closed)
+        self.runner.remembered(tenant, request_id).await
     }
 
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {

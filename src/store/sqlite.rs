@@ -19,6 +19,7 @@ mod operators;
 mod outbox;
 mod place;
 mod records;
+mod remembered;
 mod rows;
 mod runs;
 mod secrets;
@@ -185,10 +186,14 @@ impl SqliteStore {
 impl Store for SqliteStore {
     async fn remembered(
         &self,
-        _tenant: &TenantScope,
-        _request_id: Uuid,
+        tenant: &TenantScope,
+        request_id: Uuid,
     ) -> Result<Option<Remembered>, StoreError> {
-        Err(StoreError::Closed)
+        let tenant = tenant.clone();
+        self.read(move |connection, now_ms| {
+            async move { remembered::find(connection, now_ms, &tenant, request_id).await }.boxed()
+        })
+        .await
     }
 
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {

@@ -10,7 +10,8 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, doubt_after, in_doubt, rounds};
-use super::row::{decision, get, record, record_columns, to_ms, us_from_now};
+use super::remembered::{RECLAIM, RECLAIM_REMEMBERED, RESERVE, RESERVE_REMEMBERED};
+use super::row::{decision, get, record, record_columns, to_ms, to_text, us_from_now};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,
@@ -18,18 +19,6 @@ use crate::domain::record::{
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::store::StoreError;
-
-const RESERVE: &str = "\
-    insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, attempt_token, \
-        generation_id, fingerprint, fingerprint_version, lease_ms, valid_for_ms, \
-        tombstone_for_ms, on_unknown, lease_expires_at) \
-    select b.*, now() + b.lease_ms * interval '1 ms' \
-    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::bytea[], \
-        $7::int[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[]) \
-        as b(tenant_scope, pool_id, idempotency_key, attempt_token, generation_id, fingerprint, \
-        fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms, on_unknown) \
-    on conflict (tenant_scope, pool_id, idempotency_key) do nothing \
-    returning attempt_token";
 
 const LOOK_UP: &str = concat!(
     "select b.n, ",
@@ -39,21 +28,6 @@ const LOOK_UP: &str = concat!(
     join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
         and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key"
 );
-
-const RECLAIM: &str = "\
-    update eec_routing_idempotency r \
-    set status = 'pending', attempt_token = $5, \
-        generation = r.generation + (r.status = 'completed')::int, \
-        generation_id = case when r.status = 'completed' then $6 else r.generation_id end, \
-        maybe_sent = r.maybe_sent and r.status <> 'completed', awaited = false, \
-        fingerprint = $7, fingerprint_version = $8, lease_ms = $9, valid_for_ms = $10, \
-        tombstone_for_ms = $11, on_unknown = $12, decision_id = null, valid_until = null, \
-        lease_expires_at = now() + $9::bigint * interval '1 ms', reserved_at = now() \
-    where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
-        and r.attempt_token = $4 \
-        and (r.status = 'failed_before_commit' or (r.status = 'completed' \
-            and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now())) \
-    returning r.generation, r.generation_id";
 
 const RECLAIMED_BEFORE: &str = "\
     select generation, generation_id from eec_routing_idempotency \
@@ -111,9 +85,7 @@ impl Runner {
         let Some(first) = rounds.first() else {
             return Ok(Vec::new());
         };
-        let inserted = self
-            .rows(Repeat::Safe, || bind_claims(fixed(RESERVE), claims, first))
-            .await?;
+        let inserted = self.rows(Repeat::Safe, || reserving(claims, first)).await?;
         let mut won = HashSet::new();
         for row in &inserted {
             won.insert(get::<Uuid>(row, "attempt_token")?);
@@ -166,7 +138,8 @@ impl Runner {
         seen: AttemptToken,
     ) -> Result<Option<Claimed>, StoreError> {
         let rows = self.rows(Repeat::Safe, || {
-            bind_key(fixed(RECLAIM), &claim.key)
+            let sql = claim.request_id.map_or(RECLAIM, |_| RECLAIM_REMEMBERED);
+            let statement = bind_key(fixed(sql), &claim.key)
                 .bind(seen.0)
                 .bind(claim.token.0)
                 .bind(claim.generation_id.0)
@@ -179,7 +152,11 @@ impl Runner {
                 .bind(to_ms(claim.terms.lease))
                 .bind(to_ms(claim.terms.valid_for))
                 .bind(to_ms(claim.terms.tombstone_for))
-                .bind(claim.terms.on_unknown.word())
+                .bind(claim.terms.on_unknown.word());
+            match claim.request_id {
+                Some(id) => statement.bind(id),
+                None => statement,
+            }
         });
         let mut rows = rows.await?;
         if rows.is_empty() {
@@ -273,6 +250,16 @@ fn lost_to(claim: &Claim, found: Option<Record>) -> Reserved {
             })
         }
         Some(record) => Reserved::Lost(Box::new(record)),
+    }
+}
+
+/// Only claims that are to be remembered pay for that.
+fn reserving(claims: &[Claim], round: &[usize]) -> Statement {
+    let ids = round.iter().map(|index| claims[*index].request_id);
+    if ids.clone().any(|id| id.is_some()) {
+        bind_claims(fixed(RESERVE_REMEMBERED), claims, round).bind(ids.collect::<Vec<_>>())
+    } else {
+        bind_claims(fixed(RESERVE), claims, round)
     }
 }
 

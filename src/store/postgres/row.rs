@@ -226,11 +226,11 @@ fn bad_decision(column: &'static str, what: &str) -> StoreError {
     }
 }
 
-fn from_ms(ms: i64) -> Duration {
+pub(super) fn from_ms(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 /// Zero for what is past.
-fn from_us(us: i64) -> Duration {
+pub(super) fn from_us(us: i64) -> Duration {
     Duration::from_micros(u64::try_from(us).unwrap_or(0))
 }

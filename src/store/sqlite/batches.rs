@@ -15,6 +15,7 @@ use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use super::failure::{self, Stage};
+use super::remembered;
 use super::rows::{self, Cells, DECISIONS, RECORDS, record_columns};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Heartbeat, Record, Reserved,
@@ -117,23 +118,31 @@ pub async fn reserve(
         let inserted = inserted.execute(&mut *connection).await;
         let inserted = failure::sort(inserted, Stage::Before)?.rows_affected();
         if usize::try_from(inserted) == Ok(claims.len()) {
-            reserved.extend(claims.iter().map(|claim| {
-                Reserved::Won(Claimed {
+            for claim in claims {
+                let claimed = Claimed {
                     generation: 1,
                     generation_id: claim.generation_id,
-                })
-            }));
+                };
+                remembered::keep(connection, now_ms, claim, claimed).await?;
+                reserved.push(Reserved::Won(claimed));
+            }
             continue;
         }
         let keys = claims.iter().map(|claim| &claim.key);
         let found = find(connection, now_ms, keys).await?;
-        reserved.extend(claims.iter().map(|claim| {
-            match found.get(&claim.key) {
-                None => Reserved::Vanished,
-                Some(record) => owned(record, claim.token)
-                    .map_or_else(|| Reserved::Lost(Box::new(record.clone())), Reserved::Won),
+        for claim in claims {
+            let Some(record) = found.get(&claim.key) else {
+                reserved.push(Reserved::Vanished);
+                continue;
+            };
+            if let Some(claimed) = owned(record, claim.token) {
+                // Told again it is remembered already, and stays so.
+                remembered::keep(connection, now_ms, claim, claimed).await?;
+                reserved.push(Reserved::Won(claimed));
+            } else {
+                reserved.push(Reserved::Lost(Box::new(record.clone())));
             }
-        }));
+        }
     }
     Ok(reserved)
 }

@@ -6,6 +6,7 @@ use sqlx::SqliteConnection;
 
 use super::batches;
 use super::failure::{self, Stage};
+use super::remembered;
 use super::rows::{self, Cells, RECORDS};
 use crate::domain::fingerprint::Fingerprint;
 use crate::domain::record::{
@@ -67,10 +68,12 @@ pub async fn reclaim(
         .await;
     if let Some(row) = failure::sort(reclaimed, Stage::Before)? {
         let cells = Cells::new(&row, RECORDS);
-        return Ok(Some(Claimed {
+        let claimed = Claimed {
             generation: cells.get("generation")?,
             generation_id: GenerationId(cells.id("generation_id")?),
-        }));
+        };
+        remembered::keep(connection, now_ms, claim, claimed).await?;
+        return Ok(Some(claimed));
     }
     // It may have happened already, and only the reply was lost.
     let record = look_up_one(connection, now_ms, &claim.key).await?;

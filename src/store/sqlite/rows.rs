@@ -173,7 +173,8 @@ impl<'r> Cells<'r> {
         }
     }
 
-    fn span(&self, column: &'static str) -> Result<Duration, StoreError> {
+    /// A duration.
+    pub fn span(&self, column: &'static str) -> Result<Duration, StoreError> {
         let ms: i64 = self.get(column)?;
         let ms = u64::try_from(ms.min(SPAN_MS_MAX));
         ms.map(Duration::from_millis)
@@ -198,7 +199,8 @@ impl<'r> Cells<'r> {
             .map_err(|_| self.inconsistent(column, format!("{length} bytes instead of {N}")))
     }
 
-    fn inconsistent(&self, column: &'static str, what: String) -> StoreError {
+    /// The report of a cell that no version of this program wrote.
+    pub fn inconsistent(&self, column: &'static str, what: String) -> StoreError {
         let table = self.table;
         StoreError::Inconsistent {
             table,
@@ -208,7 +210,8 @@ impl<'r> Cells<'r> {
     }
 }
 
-fn key(cells: &Cells<'_>) -> Result<RecordKey, StoreError> {
+/// The key of a row that holds its three columns.
+pub fn key(cells: &Cells<'_>) -> Result<RecordKey, StoreError> {
     let text: String = cells.get("idempotency_key")?;
     let key = match IdempotencyKey::from_text(&text) {
         Ok(Some(key)) => key,
