@@ -11,10 +11,17 @@
 //! - The bytes and keys of intents are made when their step begins, and never again.
 //! - A run that can't go on is `stuck` and says why.
 
+mod apply;
 mod begin;
+pub(super) mod freeze;
+pub mod history;
 mod progress;
-mod render;
+pub(super) mod render;
+mod subject;
+#[cfg(test)]
+pub(crate) mod tests;
 mod tick;
+mod undo;
 
 use std::fmt;
 use std::time::Duration;
@@ -25,6 +32,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 pub use self::begin::{Beginning, FollowUp, RequestSeen, begin};
+pub use self::progress::{RESULT_BYTES_MAX, SIGNALS_HELD_MAX};
 pub use self::tick::tick;
 
 use super::intent::{IntentChange, IntentId, IntentSeen, NewIntent, Stamp};
@@ -340,4 +348,19 @@ pub(super) struct Definition {
     pub workflow: Workflow,
     /// The key that the effects' keys are made from: only this record and generation give it.
     pub key_seed: Uuid,
+    /// The key of the first intent, if it is not to be made.
+    pub first_key: Option<String>,
+}
+
+impl Definition {
+    /// `None`: another version wrote it.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+}
+
+/// What is kept of a run as JSON. None of it can fail to be written; if it did, nothing would be
+/// kept, and the run would be stuck as one that can't be read.
+fn json(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).unwrap_or_default().into()
 }

@@ -4,6 +4,8 @@
 //! A workflow is stored with its run, so that editing it changes nothing for runs that began.
 //! Nothing here is rendered yet: payloads become bytes when their step begins, once.
 
+mod check;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +37,47 @@ pub struct Step {
     pub on_failure: OnFailure,
     /// What undoes it, when a later step fails for good or the run is cancelled.
     pub compensation: Option<Effect>,
+}
+
+impl Workflow {
+    /// Every effect, compensations included.
+    pub fn effects(&self) -> impl Iterator<Item = &Effect> {
+        self.steps.iter().flat_map(|step| {
+            let effects = match &step.action {
+                Action::Effects(effects) => &**effects,
+                Action::Wait { .. } | Action::Signal { .. } => &[],
+            };
+            effects.iter().chain(&step.compensation)
+        })
+    }
+
+    /// Whether a template holds this word, so that it may ask for the variable of that name.
+    #[must_use]
+    pub fn mentions(&self, word: &str) -> bool {
+        let mut templates = self.effects().flat_map(Effect::templates);
+        templates.any(|template| template.contains(word))
+    }
+}
+
+impl Effect {
+    /// Every template of it.
+    pub fn templates(&self) -> impl Iterator<Item = &str> {
+        let payload = match &self.payload {
+            Payload::Template { template, .. } => Some(&**template),
+            _ => None,
+        };
+        let (texts, headers) = match &self.send {
+            Send::Http(http) => (http.path.as_ref(), &*http.headers),
+            Send::Publish { subject, .. } => (Some(subject), &[][..]),
+            Send::Task { .. } => (None, &[][..]),
+        };
+        let texts = texts.into_iter().chain(headers.iter().map(|(_, value)| value));
+        let texts = texts.filter_map(|text| match text {
+            Text::Template(template) => Some(&**template),
+            Text::Plain(_) => None,
+        });
+        payload.into_iter().chain(texts)
+    }
 }
 
 /// What a step does.
