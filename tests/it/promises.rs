@@ -36,6 +36,9 @@ macro_rules! on_postgres {
 mod content;
 mod crash;
 mod duplicates;
+mod effects;
+mod effects_faults;
+mod effects_load;
 mod fingerprint;
 mod follow;
 mod framing;
@@ -45,6 +48,7 @@ mod late_owners;
 mod lookups;
 mod pooler;
 mod replay;
+mod runs;
 mod store_outage;
 mod store_trouble;
 mod streaming;

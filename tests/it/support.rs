@@ -6,6 +6,7 @@ pub mod client;
 pub mod clock;
 pub mod delegate;
 pub mod gateway;
+pub mod invariants;
 pub mod metrics;
 pub mod pgbouncer;
 pub mod postgres;
