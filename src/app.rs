@@ -23,6 +23,7 @@ use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
 use crate::ids;
 use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
+use crate::outbox::{Outbox, OutboxParts};
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
@@ -34,6 +35,7 @@ use crate::proxy::watch::Watch;
 use crate::proxy::{Body, matching, problem_response};
 use crate::routing::gate::{Gate, Settings};
 use crate::store::group::{Group, GroupOptions};
+use crate::store::outbox::OutboxStore;
 use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
@@ -161,6 +163,7 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
+    start_outbox(config, &running, &upstreams, &bells, shutdown)?;
     let proxy = proxy(config, &running.store, gate, upstreams, secrets, shutdown);
     let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
     tasks.spawn(async move {
@@ -329,6 +332,40 @@ fn admin_state(
         changed: Arc::new(move |key| changed.changed(key)),
         acts: shutdown.tasks().clone(),
     }
+}
+
+/// Starts what sends intents.
+fn start_outbox(
+    config: &Config,
+    running: &Running,
+    upstreams: &Upstreams,
+    bells: &Bells,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let outbox = Outbox::new(OutboxParts {
+        store: Arc::clone(&running.store) as Arc<dyn OutboxStore>,
+        group: running.group.clone(),
+        destinations: &config.destinations,
+        config: config.outbox.clone(),
+        upstreams: upstreams.clone(),
+        bells: bells.clone(),
+        tracker: tasks.clone(),
+        soft: soft.clone(),
+        hard: shutdown.hard().clone(),
+    })?;
+    let timing = Timing {
+        period: config.outbox.poll_interval,
+        deadline: config.store.operation_timeout * 2,
+    };
+    let handle = driver::start(outbox.drainer(), timing, tasks, soft);
+    let (bell, soft) = (Arc::clone(&bells.outbox), soft.clone());
+    tasks.spawn(async move {
+        while soft.run_until_cancelled(bell.notified()).await.is_some() {
+            handle.wake();
+        }
+    });
+    Ok(())
 }
 
 /// Starts the duties; returns the one whose success tells that the store is there.

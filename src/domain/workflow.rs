@@ -71,7 +71,9 @@ impl Effect {
             Send::Publish { subject, .. } => (Some(subject), &[][..]),
             Send::Task { .. } => (None, &[][..]),
         };
-        let texts = texts.into_iter().chain(headers.iter().map(|(_, value)| value));
+        let texts = texts
+            .into_iter()
+            .chain(headers.iter().map(|(_, value)| value));
         let texts = texts.filter_map(|text| match text {
             Text::Template(template) => Some(&**template),
             Text::Plain(_) => None,
@@ -172,6 +174,14 @@ pub enum Text {
     Plain(String),
     /// `minijinja` over what a [`Payload::Template`] sees.
     Template(String),
+}
+
+impl Text {
+    /// Whether it is rendered when its step begins.
+    #[must_use]
+    pub fn is_template(&self) -> bool {
+        matches!(self, Self::Template(_))
+    }
 }
 
 /// Where an HTTP request goes.

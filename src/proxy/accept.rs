@@ -96,11 +96,10 @@ pub fn request_seen(head: &Parts, body: &Bytes) -> RequestSeen {
 }
 
 fn call(policy: &Policy, head: &Parts) -> Effect {
-    // The content type goes with the payload; the length is the hop's own.
     let headers = head
         .headers
         .iter()
-        .filter(|(name, _)| **name != CONTENT_TYPE && **name != CONTENT_LENGTH)
+        .filter(|(name, _)| **name != CONTENT_LENGTH)
         .map(|(name, value)| (name.as_str().to_owned(), Text::Plain(latin1(value))));
     let path = head.uri.path_and_query();
     let millis = |duration: std::time::Duration| u64::try_from(duration.as_millis());

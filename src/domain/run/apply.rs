@@ -71,7 +71,11 @@ impl Machine<'_> {
     /// The signal that a step waits for is there.
     pub(super) fn consume(&mut self, index: usize, name: &str, payload: Value) {
         let step = self.step(index);
-        self.tell(history::SIGNAL_CONSUMED, step, Some(json!({ "signal": name })));
+        self.tell(
+            history::SIGNAL_CONSUMED,
+            step,
+            Some(json!({ "signal": name })),
+        );
         if let Some(step) = step {
             let result = json!({ "status": null, "body": payload });
             self.progress.results.insert(step.name.clone(), result);
@@ -120,12 +124,16 @@ impl Machine<'_> {
         self.tell_input(input, history::RETRIED, why(input, reason));
         self.status = RunStatus::Running;
         match (at, self.progress.at.clone()) {
-            (StuckAt::Rendering, At::Undoing { index, ending, .. }) => self.undo_step(index, ending),
+            (StuckAt::Rendering, At::Undoing { index, ending, .. }) => {
+                self.undo_step(index, ending)
+            }
             (StuckAt::Rendering | StuckAt::Signal, At::Step { index, .. }) => self.enter(index),
             (_, At::Undoing { ending, .. } | At::Withdrawing { ending, .. }) => {
                 self.reason = Some(ending.reason);
             }
-            (StuckAt::Nothing, At::Step { index, doing }) if doing == Doing::Timer => self.enter(index),
+            (StuckAt::Nothing, At::Step { index, doing }) if doing == Doing::Timer => {
+                self.enter(index)
+            }
             _ => self.reason = None,
         }
         Ok(())

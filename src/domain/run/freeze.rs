@@ -65,33 +65,58 @@ impl<'a> Freezer<'a> {
     ///
     /// # Errors
     /// Why one of them can't be made; then none is.
-    pub fn step(&self, step: &str, effects: &[Effect], first: i64) -> Result<Vec<NewIntent>, String> {
+    pub fn step(
+        &self,
+        step: &str,
+        effects: &[Effect],
+        first: i64,
+    ) -> Result<Vec<NewIntent>, String> {
         let mut intents = Vec::with_capacity(effects.len());
         let mut bytes = 0;
         for (seq, effect) in (first..).zip(effects) {
             let intent = self.intent(step, effect, seq, seq == first);
-            let intent = intent.map_err(|why| format!("step `{step}`, effect {}: {why}", seq - first + 1))?;
+            let intent = intent
+                .map_err(|why| format!("step `{step}`, effect {}: {why}", seq - first + 1))?;
             bytes += intent.body.len();
             if bytes > STEP_BYTES_MAX {
-                return Err(format!("step `{step}` sends more than {STEP_BYTES_MAX} bytes"));
+                return Err(format!(
+                    "step `{step}` sends more than {STEP_BYTES_MAX} bytes"
+                ));
             }
             intents.push(intent);
         }
         Ok(intents)
     }
 
-    fn intent(&self, step: &str, effect: &Effect, seq: i64, armed: bool) -> Result<NewIntent, String> {
+    fn intent(
+        &self,
+        step: &str,
+        effect: &Effect,
+        seq: i64,
+        armed: bool,
+    ) -> Result<NewIntent, String> {
         let message = self.message(&effect.payload)?;
         let (destination, how) = match &effect.send {
             Send::Http(http) => {
                 let lane = lane(&http.to)?;
                 (lane, How::Http(self.http(http, &message)?))
             }
-            Send::Publish { destination, subject } => {
-                let subject = self.text(subject).map_err(|why| format!("the subject: {why}"))?;
+            Send::Publish {
+                destination,
+                subject,
+            } => {
+                let subject = self
+                    .text(subject)
+                    .map_err(|why| format!("the subject: {why}"))?;
                 check_subject(&subject)?;
                 let content_type = message.content_type;
-                (Destination(destination.clone()), How::Publish { subject, content_type })
+                (
+                    Destination(destination.clone()),
+                    How::Publish {
+                        subject,
+                        content_type,
+                    },
+                )
             }
             Send::Task { queue } => {
                 let (step, content_type) = (step.to_owned(), message.content_type);
@@ -126,8 +151,13 @@ impl<'a> Freezer<'a> {
                 message.body = super::json(value);
                 message.content_type = Some(JSON.to_owned());
             }
-            Payload::Template { template, content_type } => {
-                let body = self.render(template).map_err(|why| format!("the payload: {why}"))?;
+            Payload::Template {
+                template,
+                content_type,
+            } => {
+                let body = self
+                    .render(template)
+                    .map_err(|why| format!("the payload: {why}"))?;
                 message.body = body.into();
                 message.content_type = Some(content_type.clone());
             }
@@ -139,9 +169,11 @@ impl<'a> Freezer<'a> {
             }
             Payload::Decision => {
                 let decision = self.subject.decision.as_ref();
-                let with_body = decision.and_then(|decision| Some((decision, decision.body.as_ref()?)));
+                let with_body =
+                    decision.and_then(|decision| Some((decision, decision.body.as_ref()?)));
                 if let Some((decision, body)) = with_body {
-                    let header = |name: HeaderName| decision.header(name.as_str()).map(str::to_owned);
+                    let header =
+                        |name: HeaderName| decision.header(name.as_str()).map(str::to_owned);
                     message.body = body.bytes();
                     message.content_type = header(CONTENT_TYPE);
                     message.content_encoding = header(CONTENT_ENCODING);
@@ -152,14 +184,22 @@ impl<'a> Freezer<'a> {
     }
 
     fn http(&self, http: &HttpSend, message: &Message) -> Result<HttpSend, String> {
-        let path = http.path.as_ref().map(|path| {
-            let path = self.text(path).map_err(|why| format!("the path: {why}"))?;
-            check_path(&path).map(|()| Text::Plain(path))
+        // Plain texts were checked when they were written, or are an accepted request's own.
+        let path = http.path.as_ref().map(|text| -> Result<_, String> {
+            let path = self.text(text).map_err(|why| format!("the path: {why}"))?;
+            if text.is_template() {
+                check_path(&path)?;
+            }
+            Ok(Text::Plain(path))
         });
         let mut headers = Vec::with_capacity(http.headers.len() + 2);
-        for (name, value) in &http.headers {
-            let value = self.text(value).map_err(|why| format!("header `{name}`: {why}"))?;
-            check_header_value(name, &value)?;
+        for (name, text) in &http.headers {
+            let value = self
+                .text(text)
+                .map_err(|why| format!("header `{name}`: {why}"))?;
+            if text.is_template() {
+                check_header_value(name, &value)?;
+            }
             headers.push((name.clone(), Text::Plain(value)));
         }
         let own = [
@@ -167,7 +207,9 @@ impl<'a> Freezer<'a> {
             (CONTENT_ENCODING, &message.content_encoding),
         ];
         for (name, value) in own {
-            let given = headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name.as_str()));
+            let given = headers
+                .iter()
+                .any(|(own, _)| own.eq_ignore_ascii_case(name.as_str()));
             if let Some(value) = value.as_ref().filter(|_| !given) {
                 check_header_value(name.as_str(), value)?;
                 headers.push((name.as_str().to_owned(), Text::Plain(value.clone())));
@@ -236,7 +278,9 @@ fn lane(to: &Target) -> Result<Destination, String> {
 /// # Errors
 /// A sentence about what is wrong with it.
 pub(in crate::domain) fn origin(url: &str) -> Result<String, String> {
-    let wrong = || "write an absolute URL such as \"https://example.com/hook\", without a user and without \"#\"".to_owned();
+    let wrong = || {
+        "write an absolute URL such as \"https://example.com/hook\", without a user and without \"#\"".to_owned()
+    };
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
         return Err(wrong());
@@ -258,7 +302,11 @@ pub(in crate::domain) fn origin(url: &str) -> Result<String, String> {
 /// A sentence about what is wrong with it; it repeats nothing of it.
 pub(in crate::domain) fn check_path(path: &str) -> Result<(), String> {
     let one_slash = path.starts_with('/') && !path.starts_with("//");
-    if one_slash && path.bytes().all(|byte| matches!(byte, b'!'..=b'~') && byte != b'#') {
+    if one_slash
+        && path
+            .bytes()
+            .all(|byte| matches!(byte, b'!'..=b'~') && byte != b'#')
+    {
         return Ok(());
     }
     Err("the path must begin with one \"/\" and hold visible ASCII without \"#\" only; pass values through the filter `urlencode`".to_owned())
@@ -273,7 +321,9 @@ pub(in crate::domain) fn check_header_value(name: &str, value: &str) -> Result<(
     if value.chars().all(fits) {
         return Ok(());
     }
-    Err(format!("the value of header `{name}` must hold no control characters and only characters of ISO 8859-1"))
+    Err(format!(
+        "the value of header `{name}` must hold no control characters and only characters of ISO 8859-1"
+    ))
 }
 
 /// # Errors

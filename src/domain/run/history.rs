@@ -59,14 +59,29 @@ pub const KINDS: [(&str, &str); 22] = [
     (SIGNAL_CONSUMED, "A step took a signal."),
     (CANCEL_REQUESTED, "Somebody cancelled the run."),
     (RETRIED, "Somebody had it try again what it is stuck at."),
-    (RESUMED, "Somebody had it go on without what it is stuck at."),
+    (
+        RESUMED,
+        "Somebody had it go on without what it is stuck at.",
+    ),
     (UNDOING, "What was done is being undone from here on."),
-    (WITHDRAWN, "Effects that are not wanted any more are out of the way."),
+    (
+        WITHDRAWN,
+        "Effects that are not wanted any more are out of the way.",
+    ),
     (UNDO_STARTED, "The compensation of a step began."),
     (UNDONE, "The compensation of a step was delivered."),
     (NOTED, "Effects changed that the run had gone on without."),
     (COMPLETED, "The run ended: every step is done."),
-    (FAILED, "The run ended: a step failed, and there was nothing to undo."),
-    (COMPENSATED, "The run ended: a step failed, and what was done is undone."),
-    (CANCELLED, "The run ended: it was cancelled, and what was done is undone."),
+    (
+        FAILED,
+        "The run ended: a step failed, and there was nothing to undo.",
+    ),
+    (
+        COMPENSATED,
+        "The run ended: a step failed, and what was done is undone.",
+    ),
+    (
+        CANCELLED,
+        "The run ended: it was cancelled, and what was done is undone.",
+    ),
 ];

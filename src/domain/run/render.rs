@@ -48,9 +48,7 @@ impl Renderer {
 pub(in crate::domain) fn compile(template: &str) -> Result<(), String> {
     let environment = environment();
     let compiled = environment.template_from_str(template);
-    compiled
-        .map(drop)
-        .map_err(|error| told(&error, template))
+    compiled.map(drop).map_err(|error| told(&error, template))
 }
 
 fn environment() -> Environment<'static> {
@@ -112,15 +110,25 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_str(&render("{{ input | tojson }}").unwrap()).unwrap();
         assert_eq!(json["name"], "<A & \"B\">");
-        assert_eq!(render("{{ input.name | urlencode }}").unwrap(), "%3CA%20%26%20%22B%22%3E");
+        assert_eq!(
+            render("{{ input.name | urlencode }}").unwrap(),
+            "%3CA%20%26%20%22B%22%3E"
+        );
     }
 
     #[test]
     fn a_missing_field_is_an_error_that_names_it_and_no_value() {
         let error = render("{{ input.card }}\n{{ input.nam }}").unwrap_err();
-        assert!(error.contains("input.nam") && error.contains("line 2"), "{error}");
+        assert!(
+            error.contains("input.nam") && error.contains("line 2"),
+            "{error}"
+        );
         assert!(!error.contains("4242"), "{error}");
-        for wrong in ["{{ input.card + 1 }}", "{{ input.card.x.y }}", "{{ input.card() }}"] {
+        for wrong in [
+            "{{ input.card + 1 }}",
+            "{{ input.card.x.y }}",
+            "{{ input.card() }}",
+        ] {
             let error = render(wrong).unwrap_err();
             assert!(!error.contains("4242"), "{error}");
         }
@@ -128,7 +136,9 @@ mod tests {
 
     #[test]
     fn work_and_size_are_bounded_and_nothing_is_loaded() {
-        let error = render("{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}");
+        let error = render(
+            "{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}",
+        );
         assert!(error.unwrap_err().contains("too many instructions"));
         let error = render("{{ 'x' * 90000000 }}").unwrap_err();
         assert!(error.contains("more than 8388608 bytes"), "{error}");

@@ -14,11 +14,10 @@ use super::history;
 use super::progress::{At, Doing, Ending, Progress, Span, result};
 use super::subject::Subject;
 use super::{
-    Definition, Input, LoadedRun, NewRun, NewTransition, Refused, Run, RunId, RunStatus, Tick, Timer,
+    Definition, Input, LoadedRun, NewRun, NewTransition, Refused, Run, RunId, RunStatus, Tick,
+    Timer,
 };
-use crate::domain::intent::{
-    IntentChange, IntentSeen, IntentStatus, NewIntent, Order, diagnostic,
-};
+use crate::domain::intent::{IntentChange, IntentSeen, IntentStatus, NewIntent, Order, diagnostic};
 use crate::domain::scope::RecordKey;
 use crate::domain::workflow::{Action, Effect, OnFailure, Send, Step, Success};
 
@@ -38,7 +37,11 @@ pub fn tick(loaded: &LoadedRun, input: Option<&Input>) -> Result<Option<Tick>, R
         record: &run.record,
         definition: &definition,
         subject: &run.input,
-        seen: loaded.intents.iter().map(|intent| (intent.seq, intent)).collect(),
+        seen: loaded
+            .intents
+            .iter()
+            .map(|intent| (intent.seq, intent))
+            .collect(),
         status: run.status,
         progress,
         reason: run.reason.clone(),
@@ -139,7 +142,11 @@ impl<'a> Machine<'a> {
                 index,
                 doing: Doing::Sending(span),
             } => self.send_on(index, span),
-            At::Withdrawing { index, span, ending } => self.withdraw_on(index, &span, ending),
+            At::Withdrawing {
+                index,
+                span,
+                ending,
+            } => self.withdraw_on(index, &span, ending),
             At::Undoing {
                 index,
                 seq: Some(seq),
@@ -152,7 +159,12 @@ impl<'a> Machine<'a> {
     /// Takes note of every status that the run does not know yet.
     fn notice(&mut self) {
         let (mut withdrawn, mut noted) = (0_u32, 0_u32);
-        let changed: Vec<_> = self.seen.values().copied().filter(|intent| intent.changed).collect();
+        let changed: Vec<_> = self
+            .seen
+            .values()
+            .copied()
+            .filter(|intent| intent.changed)
+            .collect();
         for intent in changed {
             let (seq, status) = (intent.seq, intent.status);
             self.order(seq, status, Order::None);
@@ -217,7 +229,10 @@ impl<'a> Machine<'a> {
         while span.head <= span.last {
             let seq = span.head;
             let seen = self.seen.get(&seq).copied();
-            let on_failure = self.step(index).map(|step| step.on_failure).unwrap_or_default();
+            let on_failure = self
+                .step(index)
+                .map(|step| step.on_failure)
+                .unwrap_or_default();
             match seen.map(|intent| (intent, intent.status)) {
                 _ if span.gone.contains(&seq) => span.gone.retain(|gone| *gone != seq),
                 // The one before it is not done, or nobody has told yet.
@@ -387,7 +402,12 @@ impl<'a> Machine<'a> {
         self.begin_undo(index, span, ending);
     }
 
-    pub(super) fn stuck(&mut self, step: Option<&Step>, reason: String, intent: Option<&IntentSeen>) {
+    pub(super) fn stuck(
+        &mut self,
+        step: Option<&Step>,
+        reason: String,
+        intent: Option<&IntentSeen>,
+    ) {
         let seq = intent.map(|intent| intent.seq);
         let detail = json!({ "reason": reason, "seq": seq });
         self.tell(history::STUCK, step, Some(detail));
@@ -413,7 +433,8 @@ impl<'a> Machine<'a> {
     }
 
     fn tell_skipped(&mut self, index: usize, intent: &IntentSeen) {
-        let detail = json!({ "seq": intent.seq, "status": intent.status.word(), "outcome": intent.outcome });
+        let detail =
+            json!({ "seq": intent.seq, "status": intent.status.word(), "outcome": intent.outcome });
         self.tell(history::SKIPPED, self.step(index), Some(detail));
     }
 

@@ -28,7 +28,8 @@ impl Machine<'_> {
             return self.undo_next(ending);
         };
         // What this very tick would have begun does not begin.
-        self.intents.retain(|intent| !span.open().contains(&intent.seq));
+        self.intents
+            .retain(|intent| !span.open().contains(&intent.seq));
         let mut pending = false;
         for seq in span.open() {
             let Some(intent) = self.seen.get(&seq).copied() else {
@@ -46,7 +47,11 @@ impl Machine<'_> {
             }
         }
         if pending {
-            self.progress.at = At::Withdrawing { index, span, ending };
+            self.progress.at = At::Withdrawing {
+                index,
+                span,
+                ending,
+            };
         } else {
             self.leave(index, span.ran);
             self.undo_next(ending);
@@ -122,7 +127,11 @@ impl Machine<'_> {
             .and_then(|freezer| freezer.step(&step.name, effects, seq));
         match frozen {
             Ok(intents) => {
-                self.tell(history::UNDO_STARTED, Some(step), Some(json!({ "seq": seq })));
+                self.tell(
+                    history::UNDO_STARTED,
+                    Some(step),
+                    Some(json!({ "seq": seq })),
+                );
                 self.progress.last_seq = seq;
                 self.intents.extend(intents);
                 let seq = Some(seq);

@@ -25,14 +25,19 @@ impl Workflow {
         let mut wrong = Wrong::default();
         wrong.name("the workflow's name", &self.name);
         if !(1..=STEPS_MAX).contains(&self.steps.len()) {
-            wrong.tell(format!("workflow `{}`: write 1 to {STEPS_MAX} steps", self.name));
+            wrong.tell(format!(
+                "workflow `{}`: write 1 to {STEPS_MAX} steps",
+                self.name
+            ));
         }
         let mut names = BTreeSet::new();
         for step in &self.steps {
             wrong.name("a step's name", &step.name);
             if !names.insert(&step.name) {
                 let name = &step.name;
-                wrong.tell(format!("two steps have the name `{name}`; give each its own"));
+                wrong.tell(format!(
+                    "two steps have the name `{name}`; give each its own"
+                ));
             }
             wrong.step(step);
         }
@@ -91,7 +96,11 @@ impl Wrong {
                 }
             }
             Action::Wait { for_ms } => {
-                self.check(is_within(*for_ms, WAIT_MAX), &place, &format!("`wait`: {time}"));
+                self.check(
+                    is_within(*for_ms, WAIT_MAX),
+                    &place,
+                    &format!("`wait`: {time}"),
+                );
             }
             Action::Signal { signal, timeout_ms } => {
                 self.name(&format!("{place}: the signal's name"), signal);
@@ -163,7 +172,10 @@ impl Wrong {
         for (name, value) in &http.headers {
             let parsed = HeaderName::from_bytes(name.as_bytes());
             let free = parsed.is_ok_and(|name| !freeze::is_reserved_header(&name));
-            let what = format!("header `{}` can't be set; leave it out", name.escape_debug());
+            let what = format!(
+                "header `{}` can't be set; leave it out",
+                name.escape_debug()
+            );
             self.check(free, place, &what);
             if let Text::Plain(value) = value {
                 self.take(place, freeze::check_header_value(name, value));

@@ -144,7 +144,10 @@ impl World {
             }
         }
         assert_eq!(self.run.commit(&commit), TickCommitted::Committed);
-        if troubles.iter().any(|trouble| matches!(trouble, Trouble::ReplyLost)) {
+        if troubles
+            .iter()
+            .any(|trouble| matches!(trouble, Trouble::ReplyLost))
+        {
             assert_eq!(self.run.commit(&commit), TickCommitted::Committed);
         }
         self.commits.push(commit);
@@ -171,7 +174,11 @@ impl World {
             Happens::TimePasses => {}
             Happens::Discards(seq) => {
                 let status = self.run.rows.get(seq).map(|row| row.status);
-                let open = [IntentStatus::Pending, IntentStatus::Dead, IntentStatus::Quarantined];
+                let open = [
+                    IntentStatus::Pending,
+                    IntentStatus::Dead,
+                    IntentStatus::Quarantined,
+                ];
                 if status.is_some_and(|status| open.contains(&status)) {
                     self.run.discard(*seq);
                 }
@@ -190,7 +197,10 @@ impl World {
                 self.repeat_all();
             }
         }
-        if !troubles.iter().any(|trouble| matches!(trouble, Trouble::Late)) {
+        if !troubles
+            .iter()
+            .any(|trouble| matches!(trouble, Trouble::Late))
+        {
             self.settle(troubles);
         }
         self.check();
@@ -198,7 +208,10 @@ impl World {
 
     /// Everything that was ever told or committed comes again, and changes nothing.
     fn repeat_all(&mut self) {
-        let (version, seq) = (self.run.run.record_version, self.run.run.last_transition_seq);
+        let (version, seq) = (
+            self.run.run.record_version,
+            self.run.run.last_transition_seq,
+        );
         for input in self.inputs.clone() {
             if self.run.stamps.contains(&input.stamp.0) {
                 assert!(!self.step(Some(&input), &[]));
@@ -213,13 +226,19 @@ impl World {
         for commit in self.commits.clone() {
             assert_eq!(self.run.commit(&commit), TickCommitted::Committed);
         }
-        let now = (self.run.run.record_version, self.run.run.last_transition_seq);
+        let now = (
+            self.run.run.record_version,
+            self.run.run.last_transition_seq,
+        );
         assert_eq!(now, (version, seq));
     }
 
     fn check(&mut self) {
         let run = &self.run.run;
-        assert_eq!(run.record_version, i64::try_from(self.run.ticks.len()).unwrap());
+        assert_eq!(
+            run.record_version,
+            i64::try_from(self.run.ticks.len()).unwrap()
+        );
         let told = i64::try_from(self.run.history.len()).unwrap();
         assert_eq!(run.last_transition_seq, told);
         assert_eq!(run.reason.is_some(), self.needs_reason());
@@ -228,7 +247,11 @@ impl World {
             let frozen = self.frozen.entry(*seq).or_insert_with(|| now.clone());
             assert_eq!(*frozen, now);
         }
-        let keys = self.run.rows.values().map(|row| &row.intent.idempotency_key);
+        let keys = self
+            .run
+            .rows
+            .values()
+            .map(|row| &row.intent.idempotency_key);
         let distinct: std::collections::BTreeSet<_> = keys.collect();
         assert_eq!(distinct.len(), self.run.rows.len());
     }
@@ -244,7 +267,10 @@ impl World {
             self.settle(&[]);
             match self.run.run.status {
                 RunStatus::Running => {
-                    let seq = self.run.claim().expect("a running run has something to send");
+                    let seq = self
+                        .run
+                        .claim()
+                        .expect("a running run has something to send");
                     self.run.finish(seq, &End::Delivered(200, "{}"));
                 }
                 RunStatus::Waiting => self.run.timer_over = true,
@@ -254,7 +280,10 @@ impl World {
                 }
                 _ => {
                     let open = |row: &&super::model::Row| row.status == IntentStatus::Pending;
-                    assert_eq!(self.run.rows.values().find(open).map(|row| row.intent.seq), None);
+                    assert_eq!(
+                        self.run.rows.values().find(open).map(|row| row.intent.seq),
+                        None
+                    );
                     return;
                 }
             }

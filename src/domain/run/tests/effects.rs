@@ -10,8 +10,17 @@ use crate::domain::workflow::{Action, Effect, OnFailure, Payload, Send, Step, Su
 #[test]
 fn a_runs_effects_are_sent_one_after_another_and_each_step_sees_the_ones_before() {
     let steps = vec![
-        sends("a", &["1 {{ input.name }} {{ decision.body.order }}", "2 {{ key }}"]),
-        sends("b", &["3 {{ steps.a.body.ok }} {{ decision.headers['x-a'] }}"]),
+        sends(
+            "a",
+            &[
+                "1 {{ input.name }} {{ decision.body.order }}",
+                "2 {{ key }}",
+            ],
+        ),
+        sends(
+            "b",
+            &["3 {{ steps.a.body.ok }} {{ decision.headers['x-a'] }}"],
+        ),
     ];
     let mut run = Model::start(&workflow(steps));
     assert_eq!(run.run.record_version, 1);
@@ -47,7 +56,10 @@ fn keys_are_made_from_the_generation_and_the_place_and_the_first_may_be_given() 
     };
     let [made, second] = keys(None);
     assert_eq!(keys(None), [made.clone(), second.clone()]);
-    assert_eq!(keys(Some("client-key")), ["client-key".to_owned(), second.clone()]);
+    assert_eq!(
+        keys(Some("client-key")),
+        ["client-key".to_owned(), second.clone()]
+    );
     assert_ne!(made, second);
     let version = uuid::Uuid::parse_str(&made).unwrap().get_version_num();
     assert_eq!(version, 8);
@@ -66,13 +78,21 @@ fn the_bodies_of_the_decision_and_the_request_pass_unchanged_with_their_content_
     let run = Model::start(&workflow(vec![step]));
     let sent = |seq: i64| {
         let intent = &run.rows[&seq].intent;
-        let How::Http(http) = &intent.sending.how else { panic!() };
+        let How::Http(http) = &intent.sending.how else {
+            panic!()
+        };
         (intent.body.to_vec(), http.headers.clone())
     };
     let typed = |value: &str| vec![("content-type".to_owned(), plain(value))];
-    assert_eq!(sent(1), (br#"{"order":17}"#.to_vec(), typed("application/json")));
+    assert_eq!(
+        sent(1),
+        (br#"{"order":17}"#.to_vec(), typed("application/json"))
+    );
     assert_eq!(sent(2), (b"\xff\x00raw".to_vec(), typed("text/plain")));
-    assert_eq!(sent(3), (br#"{"b":1,"a":2}"#.to_vec(), typed("application/json")));
+    assert_eq!(
+        sent(3),
+        (br#"{"b":1,"a":2}"#.to_vec(), typed("application/json"))
+    );
     assert_eq!(sent(4), (Vec::new(), Vec::new()));
 }
 
@@ -82,8 +102,19 @@ fn texts_are_rendered_into_the_intent_and_its_lane_is_known() {
     let mut publish = sends("b", &[""]);
     let mut task = sends("c", &[""]);
     for (step, send) in [
-        (&mut publish, Send::Publish { destination: "events".to_owned(), subject: template("order.{{ input.name }}") }),
-        (&mut task, Send::Task { queue: "packing".to_owned() }),
+        (
+            &mut publish,
+            Send::Publish {
+                destination: "events".to_owned(),
+                subject: template("order.{{ input.name }}"),
+            },
+        ),
+        (
+            &mut task,
+            Send::Task {
+                queue: "packing".to_owned(),
+            },
+        ),
     ] {
         effects_of(step)[0].send = send;
     }
@@ -92,10 +123,15 @@ fn texts_are_rendered_into_the_intent_and_its_lane_is_known() {
     sent.path = Some(template("/p/{{ 'a b' | urlencode }}"));
     sent.headers = vec![("x-name".to_owned(), template("{{ input.name }}"))];
     let mut run = Model::start(&workflow(vec![to_url, publish, task]));
-    let How::Http(frozen) = &run.rows[&1].intent.sending.how else { panic!() };
+    let How::Http(frozen) = &run.rows[&1].intent.sending.how else {
+        panic!()
+    };
     assert_eq!(frozen.path, Some(plain("/p/a%20b")));
     assert_eq!(frozen.headers[0].1, plain("Ada"));
-    assert_eq!(run.rows[&1].intent.destination.0, "url:https://example.com:443");
+    assert_eq!(
+        run.rows[&1].intent.destination.0,
+        "url:https://example.com:443"
+    );
     run.delivers();
     run.delivers();
     let publish = &run.rows[&2].intent;
@@ -115,11 +151,15 @@ fn a_payload_that_can_not_be_rendered_makes_the_run_stuck_and_sends_nothing() {
                 content_type: "text/plain".to_owned(),
             };
         }),
-        ("path", |effect| http(effect).path = Some(template("{{ input.name }}"))),
+        ("path", |effect| {
+            http(effect).path = Some(template("{{ input.name }}"))
+        }),
         ("header `x`", |effect| {
             http(effect).headers = vec![("x".to_owned(), template("a\r\nb: {{ input.name }}"))];
         }),
-        ("url", |effect| http(effect).to = Target::Url("nowhere".to_owned())),
+        ("url", |effect| {
+            http(effect).to = Target::Url("nowhere".to_owned())
+        }),
     ];
     for (what, spoil) in cases {
         let mut step = sends("a", &["fine", "x"]);
@@ -130,7 +170,10 @@ fn a_payload_that_can_not_be_rendered_makes_the_run_stuck_and_sends_nothing() {
         let reason = run.run.reason.unwrap();
         assert!(reason.contains("step `a`, effect 2"), "{reason}");
         assert!(what == "url" || reason.contains(what), "{reason}");
-        assert!(!reason.contains("Ada") && !reason.contains("17"), "{reason}");
+        assert!(
+            !reason.contains("Ada") && !reason.contains("17"),
+            "{reason}"
+        );
     }
 }
 
@@ -138,13 +181,18 @@ fn a_payload_that_can_not_be_rendered_makes_the_run_stuck_and_sends_nothing() {
 fn an_accepted_request_that_the_service_refuses_ends_the_run() {
     let mut step = sends("call", &["", "after"]);
     let call = http(&mut effects_of(&mut step)[0]);
-    call.success = Success::Answered { released: vec![429] };
+    call.success = Success::Answered {
+        released: vec![429],
+    };
     let flow = workflow(vec![step, sends("b", &["x"])]);
     let mut run = Model::of(new_run(&flow, Some("client-key")));
     run.ends(&End::Delivered(422, "no"));
     assert_eq!(run.run.status, RunStatus::Failed);
     assert_eq!(run.run.reason.as_deref(), Some("the service answered 422"));
-    assert_eq!(run.statuses(), [IntentStatus::Completed, IntentStatus::Discarded]);
+    assert_eq!(
+        run.statuses(),
+        [IntentStatus::Completed, IntentStatus::Discarded]
+    );
     for fine in [200, 303] {
         let mut run = Model::of(new_run(&flow, Some("client-key")));
         run.ends(&End::Delivered(fine, ""));
@@ -167,7 +215,10 @@ fn an_answer_that_is_too_long_for_later_templates_is_cut_out_and_marked() {
 #[test]
 fn a_dead_effect_stops_its_run_or_is_gone_without_by_its_step() {
     let dead = |rule, end: &End| {
-        let steps = vec![on_failure(rule, sends("a", &["1", "2"])), sends("b", &["3"])];
+        let steps = vec![
+            on_failure(rule, sends("a", &["1", "2"])),
+            sends("b", &["3"]),
+        ];
         let mut run = Model::start(&workflow(steps));
         run.ends(end);
         run
@@ -237,7 +288,10 @@ fn a_run_that_another_version_wrote_is_shown_as_stuck_and_left_as_it_is() {
     let progress = run.run.progress.clone();
     run.run.progress = "{}".into();
     let tick = super::super::tick(&run.load(), None).unwrap().unwrap();
-    assert_eq!((tick.status, &tick.progress[..]), (RunStatus::Stuck, &b"{}"[..]));
+    assert_eq!(
+        (tick.status, &tick.progress[..]),
+        (RunStatus::Stuck, &b"{}"[..])
+    );
     let tick_id = run.draw();
     let commit = run.commit_of(tick, tick_id);
     run.commit(&commit);
@@ -254,4 +308,3 @@ fn effects_of(step: &mut Step) -> &mut Vec<Effect> {
         other => panic!("{other:?}"),
     }
 }
-

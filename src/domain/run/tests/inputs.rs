@@ -13,9 +13,15 @@ use crate::domain::workflow::OnFailure;
 #[test]
 fn a_signal_is_awaited_or_waits_to_be() {
     let text = "{{ signals.paid.by }} {{ steps.wait.body.by }}";
-    let flow = workflow(vec![sends("a", &["1"]), awaits("wait", "paid"), sends("b", &[text])]);
+    let flow = workflow(vec![
+        sends("a", &["1"]),
+        awaits("wait", "paid"),
+        sends("b", &[text]),
+    ]);
     let mut early = Model::start(&flow);
-    early.input(signal("paid", json!({ "by": "card" }))).unwrap();
+    early
+        .input(signal("paid", json!({ "by": "card" })))
+        .unwrap();
     early.delivers();
     assert_eq!(early.body(2), "card card");
     let mut late = Model::start(&flow);
@@ -31,7 +37,12 @@ fn a_signal_is_awaited_or_waits_to_be() {
 
 #[test]
 fn signals_are_consumed_in_the_order_in_which_they_came() {
-    let steps = vec![waits("a"), awaits("b", "s"), awaits("c", "s"), sends("d", &["{{ steps.b.body }} {{ steps.c.body }}"])];
+    let steps = vec![
+        waits("a"),
+        awaits("b", "s"),
+        awaits("c", "s"),
+        sends("d", &["{{ steps.b.body }} {{ steps.c.body }}"]),
+    ];
     let mut run = Model::start(&workflow(steps));
     run.input(signal("s", json!(1))).unwrap();
     run.input(signal("s", json!(2))).unwrap();
@@ -41,13 +52,20 @@ fn signals_are_consumed_in_the_order_in_which_they_came() {
 
 #[test]
 fn a_run_holds_so_many_signals_and_no_more_and_none_that_is_too_long() {
-    let mut run = Model::start(&workflow(vec![waits("a"), awaits("b", "s"), sends("c", &["{{ signals.s }}"])]));
+    let mut run = Model::start(&workflow(vec![
+        waits("a"),
+        awaits("b", "s"),
+        sends("c", &["{{ signals.s }}"]),
+    ]));
     run.input(signal("s", json!("x".repeat(70_000)))).unwrap();
     for _ in 1..SIGNALS_HELD_MAX {
         run.input(signal("s", json!(1))).unwrap();
     }
     let version = run.run.record_version;
-    assert_eq!(run.input(signal("s", json!(1))), Err(Refused::TooManySignals));
+    assert_eq!(
+        run.input(signal("s", json!(1))),
+        Err(Refused::TooManySignals)
+    );
     assert_eq!(run.run.record_version, version);
     run.time_passes();
     assert_eq!(run.body(1), "none");
@@ -57,7 +75,11 @@ fn a_run_holds_so_many_signals_and_no_more_and_none_that_is_too_long() {
 #[test]
 fn a_signal_that_comes_too_late_is_failed_by_the_steps_rule_and_can_be_waited_for_again() {
     let late = |rule| {
-        let steps = vec![undone_by("undo", sends("a", &["1"])), on_failure(rule, awaits("b", "s")), sends("c", &["2"])];
+        let steps = vec![
+            undone_by("undo", sends("a", &["1"])),
+            on_failure(rule, awaits("b", "s")),
+            sends("c", &["2"]),
+        ];
         let mut run = Model::start(&workflow(steps));
         run.delivers();
         run.time_passes();
@@ -66,7 +88,11 @@ fn a_signal_that_comes_too_late_is_failed_by_the_steps_rule_and_can_be_waited_fo
     let mut run = late(OnFailure::Stop);
     assert_eq!(run.run.status, RunStatus::Stuck);
     run.input(signal("s", json!(1))).unwrap();
-    assert_eq!(run.run.status, RunStatus::Stuck, "held, and an operator acts");
+    assert_eq!(
+        run.run.status,
+        RunStatus::Stuck,
+        "held, and an operator acts"
+    );
     run.input(retry(None)).unwrap();
     assert_eq!(run.delivers(), 2);
     let mut run = late(OnFailure::Stop);
@@ -88,13 +114,19 @@ fn a_retry_sends_the_same_bytes_under_the_same_key() {
     let frozen = run.rows[&seq].intent.clone();
     assert_eq!(run.input(retry(Some(2))), Err(Refused::Gone));
     run.input(retry(Some(1))).unwrap();
-    assert_eq!((run.run.status, run.run.reason.clone()), (RunStatus::Running, None));
+    assert_eq!(
+        (run.run.status, run.run.reason.clone()),
+        (RunStatus::Running, None)
+    );
     run.ends(&End::Quarantined);
     assert_eq!(run.run.status, RunStatus::Stuck);
     run.input(retry(None)).unwrap();
     assert_eq!([run.delivers(), run.delivers()], [1, 2]);
     let sent = &run.rows[&seq].intent;
-    assert_eq!((&sent.body, &sent.idempotency_key), (&frozen.body, &frozen.idempotency_key));
+    assert_eq!(
+        (&sent.body, &sent.idempotency_key),
+        (&frozen.body, &frozen.idempotency_key)
+    );
     assert_eq!(run.run.status, RunStatus::Completed);
 }
 
@@ -105,7 +137,10 @@ fn a_retry_is_refused_once_the_bytes_are_gone_or_the_run_went_on() {
     run.rows.get_mut(&1).unwrap().has_body = false;
     assert_eq!(run.input(retry(None)), Err(Refused::Gone));
     assert_eq!(run.run.record_version, 2);
-    let steps = vec![on_failure(OnFailure::Continue, sends("a", &["1"])), waits("b")];
+    let steps = vec![
+        on_failure(OnFailure::Continue, sends("a", &["1"])),
+        waits("b"),
+    ];
     let mut run = Model::start(&workflow(steps));
     run.ends(&End::Dead);
     assert_eq!(run.input(retry(Some(1))), Err(Refused::Gone));
@@ -123,14 +158,24 @@ fn a_resumed_run_goes_on_without_the_step_and_sees_the_result_that_was_given() {
     run.ends(&End::Dead);
     run.input(resume(json!({ "paid": "cash" }))).unwrap();
     assert_eq!(run.body(3), "cash");
-    assert_eq!(run.statuses(), [IntentStatus::Dead, IntentStatus::Discarded, IntentStatus::Pending]);
+    assert_eq!(
+        run.statuses(),
+        [
+            IntentStatus::Dead,
+            IntentStatus::Discarded,
+            IntentStatus::Pending
+        ]
+    );
     // It may have run all the same.
     run.input(cancel()).unwrap();
     run.delivers();
     assert_eq!(run.body(4), "undo");
     assert_eq!(run.run.status, RunStatus::Cancelled);
     // And without one that could not be rendered.
-    let steps = vec![sends("a", &["{{ nothing }}"]), sends("b", &["{{ steps.a }}"])];
+    let steps = vec![
+        sends("a", &["{{ nothing }}"]),
+        sends("b", &["{{ steps.a }}"]),
+    ];
     let mut run = Model::start(&workflow(steps));
     run.input(resume(json!(5))).unwrap();
     assert_eq!(run.body(1), "5");
@@ -141,11 +186,26 @@ fn an_input_stands_in_the_history_with_its_stamp_and_who_told_it() {
     let mut run = Model::start(&workflow(vec![waits("a")]));
     let stamp = run.draw();
     run.input_stamped(stamp, cancel()).unwrap();
-    let told: Vec<_> = run.history.iter().filter(|told| told.stamp.is_some()).collect();
+    let told: Vec<_> = run
+        .history
+        .iter()
+        .filter(|told| told.stamp.is_some())
+        .collect();
     assert_eq!(told.len(), 1);
-    assert_eq!((told[0].kind, told[0].stamp), (history::CANCEL_REQUESTED, Some(stamp)));
-    assert_eq!(told[0].detail, Some(json!({ "by": "ops", "reason": "a mistake" })));
-    for event in [cancel(), retry(None), resume(json!(1)), signal("s", json!(1))] {
+    assert_eq!(
+        (told[0].kind, told[0].stamp),
+        (history::CANCEL_REQUESTED, Some(stamp))
+    );
+    assert_eq!(
+        told[0].detail,
+        Some(json!({ "by": "ops", "reason": "a mistake" }))
+    );
+    for event in [
+        cancel(),
+        retry(None),
+        resume(json!(1)),
+        signal("s", json!(1)),
+    ] {
         assert_eq!(run.input(event), Err(Refused::Final));
     }
 }
@@ -153,10 +213,18 @@ fn an_input_stands_in_the_history_with_its_stamp_and_who_told_it() {
 #[test]
 fn an_input_is_taken_after_what_happened_before_it() {
     // The timer was over before the signal came.
-    let mut run = Model::start(&workflow(vec![on_failure(OnFailure::Continue, awaits("a", "s")), awaits("b", "s"), waits("c")]));
+    let mut run = Model::start(&workflow(vec![
+        on_failure(OnFailure::Continue, awaits("a", "s")),
+        awaits("b", "s"),
+        waits("c"),
+    ]));
     run.timer_over = true;
     run.input(signal("s", json!(1))).unwrap();
-    let steps: Vec<_> = run.history.iter().filter(|told| told.kind == history::SIGNAL_CONSUMED).collect();
+    let steps: Vec<_> = run
+        .history
+        .iter()
+        .filter(|told| told.kind == history::SIGNAL_CONSUMED)
+        .collect();
     assert_eq!(steps[0].step.as_deref(), Some("b"));
     // The intent was dead before the retry.
     let mut run = Model::start(&workflow(vec![sends("a", &["1"])]));

@@ -11,9 +11,7 @@ use super::super::{
     Beginning, Event, Input, LoadedRun, NewRun, NewTransition, Refused, RequestSeen, Run, RunId,
     RunKey, RunStatus, TickCommit, TickCommitted, Timer, begin, history, tick,
 };
-use crate::domain::intent::{
-    IntentChange, IntentSeen, IntentStatus, NewIntent, Order, Stamp,
-};
+use crate::domain::intent::{IntentChange, IntentSeen, IntentStatus, NewIntent, Order, Stamp};
 use crate::domain::key::IdempotencyKey;
 use crate::domain::message::{HeaderBlock, Recorded};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
@@ -182,7 +180,11 @@ impl Model {
             return TickCommitted::Committed;
         }
         let tick = &commit.tick;
-        let stamps: Vec<_> = tick.transitions.iter().filter_map(|told| told.stamp).collect();
+        let stamps: Vec<_> = tick
+            .transitions
+            .iter()
+            .filter_map(|told| told.stamp)
+            .collect();
         let applied = stamps.iter().any(|stamp| self.stamps.contains(&stamp.0));
         if commit.seen_version != self.run.record_version || applied {
             return TickCommitted::Conflict;
@@ -252,7 +254,10 @@ impl Model {
                 }
             }
             Order::Redrive => {
-                assert!(row.has_body && matches!(row.status, IntentStatus::Dead | IntentStatus::Quarantined));
+                assert!(
+                    row.has_body
+                        && matches!(row.status, IntentStatus::Dead | IntentStatus::Quarantined)
+                );
                 row.status = IntentStatus::Pending;
                 row.armed = true;
             }
@@ -265,7 +270,10 @@ impl Model {
             row.status == IntentStatus::Pending && row.armed && !row.claimed && !row.withdrawn
         };
         let mut due: Vec<_> = self.rows.values_mut().filter(free).collect();
-        assert!(due.len() <= 1, "intents of a run are dispatched one after another");
+        assert!(
+            due.len() <= 1,
+            "intents of a run are dispatched one after another"
+        );
         let row = due.pop()?;
         row.claimed = true;
         row.tries += 1;

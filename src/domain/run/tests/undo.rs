@@ -35,7 +35,13 @@ fn what_was_done_is_undone_in_reverse_order_the_step_that_may_have_run_first() {
     assert_eq!([run.delivers(), run.delivers(), run.delivers()], [6, 7, 8]);
     assert_eq!(bodies(&run)[3..], ["undo d", "undo c", "undo a true"]);
     assert_eq!(run.run.status, RunStatus::Compensated);
-    assert!(run.run.reason.as_ref().unwrap().starts_with("step `d`: dead"));
+    assert!(
+        run.run
+            .reason
+            .as_ref()
+            .unwrap()
+            .starts_with("step `d`: dead")
+    );
     assert_eq!(run.rows[&4].status, IntentStatus::Dead, "to be seen");
     assert_eq!(run.input(retry(Some(4))), Err(Refused::Final));
 }
@@ -65,7 +71,13 @@ fn a_compensation_that_can_not_be_delivered_makes_the_run_stuck_until_somebody_a
         run.input(cancel()).unwrap();
         run.ends(&End::Dead);
         assert_eq!(run.run.status, RunStatus::Stuck);
-        assert!(run.run.reason.as_ref().unwrap().starts_with("undoing step `c`: dead"));
+        assert!(
+            run.run
+                .reason
+                .as_ref()
+                .unwrap()
+                .starts_with("undoing step `c`: dead")
+        );
         assert_eq!(run.input(cancel()), Err(Refused::Undoing));
         run
     };
@@ -104,13 +116,21 @@ fn a_compensation_that_can_not_be_rendered_makes_the_run_stuck() {
 
 #[test]
 fn a_cancelled_run_withdraws_what_is_not_sent_and_undoes_what_may_have_been() {
-    let flow = || workflow(vec![undone_by("undo", sends("a", &["1", "2"])), sends("b", &["3"])]);
+    let flow = || {
+        workflow(vec![
+            undone_by("undo", sends("a", &["1", "2"])),
+            sends("b", &["3"]),
+        ])
+    };
     // Nothing was sent.
     let mut run = Model::start(&flow());
     run.input(cancel()).unwrap();
     assert_eq!(run.run.status, RunStatus::Cancelled);
     assert_eq!(run.statuses(), [IntentStatus::Discarded; 2]);
-    assert_eq!(run.run.reason.as_deref(), Some("cancelled by ops: a mistake"));
+    assert_eq!(
+        run.run.reason.as_deref(),
+        Some("cancelled by ops: a mistake")
+    );
     assert_eq!(run.input(cancel()), Err(Refused::Final));
     // One was tried.
     let mut run = Model::start(&flow());
@@ -168,7 +188,11 @@ fn a_claim_that_was_given_back_has_done_nothing_to_undo() {
 
 #[test]
 fn a_run_that_waits_or_is_stuck_can_be_cancelled() {
-    for last in [waits("d"), awaits("d", "never"), sends("d", &["{{ nothing }}"])] {
+    for last in [
+        waits("d"),
+        awaits("d", "never"),
+        sends("d", &["{{ nothing }}"]),
+    ] {
         let mut run = Model::start(&booking(last));
         for _ in 0..3 {
             run.delivers();
