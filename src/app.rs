@@ -18,6 +18,7 @@ use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
 use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
+use crate::coordinator::Coordinator;
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
@@ -41,6 +42,7 @@ use crate::telemetry;
 use crate::upkeep::census::Census;
 use crate::upkeep::retention::Retention;
 use crate::upkeep::sweeper::Sweeper;
+use crate::upkeep::ticker::Ticker;
 use crate::upstream::Upstreams;
 
 /// How often the gauges that need the store are refreshed, and the store's being there is checked.
@@ -163,8 +165,22 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    start_outbox(config, &running, &upstreams, &bells, shutdown)?;
-    let proxy = proxy(config, &running.store, gate, upstreams, secrets, shutdown);
+    let coordinator = start_runs(config, &running, &upstreams, &bells, shutdown)?;
+    let watch = Watch {
+        gate: gate.clone(),
+        coordinator,
+        poll_interval: config.store.poll_interval,
+        draining: shutdown.soft().clone(),
+    };
+    let proxy = proxy(
+        config,
+        &running.store,
+        gate,
+        watch,
+        upstreams,
+        secrets,
+        shutdown,
+    );
     let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
     tasks.spawn(async move {
         let handler = move |request, peer| proxy.clone().answer(request, peer);
@@ -256,6 +272,7 @@ fn proxy(
     config: &Config,
     store: &Arc<dyn Store>,
     gate: Gate,
+    watch: Watch,
     upstreams: Upstreams,
     secrets: Secrets,
     shutdown: &Shutdown,
@@ -270,11 +287,6 @@ fn proxy(
         hard.clone(),
     );
     let tenants = Arc::new(Tenants::new(config.tenant.clone(), secrets));
-    let watch = Watch {
-        gate: gate.clone(),
-        poll_interval: config.store.poll_interval,
-        draining: shutdown.soft().clone(),
-    };
     let lookups = Lookups {
         store: Arc::clone(store),
         tenants: Arc::clone(&tenants),
@@ -334,14 +346,14 @@ fn admin_state(
     }
 }
 
-/// Starts what sends intents.
-fn start_outbox(
+/// Starts what sends intents and what moves runs on.
+fn start_runs(
     config: &Config,
     running: &Running,
     upstreams: &Upstreams,
     bells: &Bells,
     shutdown: &Shutdown,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Coordinator> {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
     let outbox = Outbox::new(OutboxParts {
         store: Arc::clone(&running.store) as Arc<dyn OutboxStore>,
@@ -358,14 +370,13 @@ fn start_outbox(
         period: config.outbox.poll_interval,
         deadline: config.store.operation_timeout * 2,
     };
-    let handle = driver::start(outbox.drainer(), timing, tasks, soft);
-    let (bell, soft) = (Arc::clone(&bells.outbox), soft.clone());
-    tasks.spawn(async move {
-        while soft.run_until_cancelled(bell.notified()).await.is_some() {
-            handle.wake();
-        }
-    });
-    Ok(())
+    let bell = Arc::clone(&bells.outbox);
+    driver::start_with(outbox.drainer(), timing, tasks, soft, bell);
+    let (store, group) = (Arc::clone(&running.store), running.group.clone());
+    let coordinator = Coordinator::new(store, group, bells.clone());
+    let ticker = Ticker::new(coordinator.clone());
+    driver::start_with(ticker, timing, tasks, soft, Arc::clone(&bells.runs));
+    Ok(coordinator)
 }
 
 /// Starts the duties; returns the one whose success tells that the store is there.

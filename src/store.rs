@@ -297,7 +297,8 @@ pub trait Store: RunStore + OutboxStore {
         audit: &Audit,
     ) -> Result<Resolved, StoreError>;
 
-    /// Deletes one record that is `completed` or `failed_before_commit`, with its decision.
+    /// Deletes one record that is `completed` or `failed_before_commit`, with its decision; not while
+    /// a run that is not final holds it.
     async fn purge_one(&self, key: &RecordKey, audit: &Audit) -> Result<Resolved, StoreError>;
 
     // --- the whole ---

@@ -7,3 +7,4 @@
 pub mod census;
 pub mod retention;
 pub mod sweeper;
+pub mod ticker;

@@ -153,7 +153,7 @@ impl Lookups {
                 };
                 let seen = self
                     .watch
-                    .until_settled(patience, look, is_settled)
+                    .until_settled(&[], patience, look, is_settled)
                     .await
                     .0?;
                 let Some(record) = seen else { return Ok(None) };
@@ -171,7 +171,7 @@ impl Lookups {
                     |seen: &Option<RunSeen>| !seen.as_ref().is_some_and(|seen| !seen.is_settled());
                 let seen = self
                     .watch
-                    .until_settled(patience, look, is_settled)
+                    .until_settled(&keys, patience, look, is_settled)
                     .await
                     .0?;
                 Ok(seen.as_ref().map(Document::of_run))

@@ -77,6 +77,8 @@ pub struct PostgresStore {
     runner: Runner,
     sessions: Arc<Sessions>,
     sweep: Mutex<Sweep>,
+    /// Where retention stands among the decisions.
+    purged_to: Mutex<OffsetDateTime>,
     wakeups: Arc<Wakeups>,
     stop: CancellationToken,
 }
@@ -113,6 +115,7 @@ impl PostgresStore {
             },
             sessions,
             sweep: Mutex::new(Sweep::new()),
+            purged_to: Mutex::new(OffsetDateTime::UNIX_EPOCH),
             wakeups,
             stop,
         })
@@ -214,7 +217,8 @@ impl Store for PostgresStore {
     }
 
     async fn purge(&self, limit: u32) -> Result<Purged, StoreError> {
-        self.runner.purge(limit).await
+        let mut at = self.purged_to.lock().await;
+        self.runner.purge(&mut at, limit).await
     }
 
     async fn census(&self) -> Result<Census, StoreError> {

@@ -10,7 +10,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Va
 /// The longest text that a template may render to, in bytes.
 pub const RENDERED_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Instructions that one rendering may take.
-const FUEL: u64 = 1_000_000;
+const FUEL: u64 = 200_000;
 /// The most of a template's own text that an error repeats, in bytes.
 const QUOTED_BYTES_MAX: usize = 100;
 

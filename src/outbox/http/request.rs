@@ -70,7 +70,7 @@ pub fn headers(intent: &ClaimedIntent, http: &HttpSend) -> Result<HeaderMap, Uns
 /// The host that an accepted request was for: a pool may keep it.
 #[must_use]
 pub fn host(http: &HttpSend) -> Option<HeaderValue> {
-    let mut hosts = http.headers.iter().filter(|(name, _)| *name == HOST);
+    let mut hosts = http.headers.iter().filter(|(name, _)| **name == HOST);
     hosts.find_map(|(_, value)| latin1(plain(value).ok()?))
 }
 

@@ -122,7 +122,7 @@ impl Guard {
         let (seen, waited) = self
             .0
             .watch
-            .until_settled(&patience, look, is_settled)
+            .until_settled(&keys, &patience, look, is_settled)
             .await;
         match seen {
             Ok(seen) => (seen.and_then(|(_, answer)| answer), waited),

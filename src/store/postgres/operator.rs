@@ -7,7 +7,9 @@ use uuid::Uuid;
 
 use super::batch::bind_key;
 use super::complete::{HAPPENED_WITH_RUN, bind_starts};
-use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now};
+use super::row::{
+    get, holds, record, record_columns, record_key, to_ms, to_text, us_from_now, valid_us,
+};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
@@ -73,6 +75,8 @@ const PURGE_ONE: &str = concat!(
         delete from eec_routing_idempotency r \
         where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
             and r.status in ('completed', 'failed_before_commit') \
+            and not exists (select 1 from eec_run h where h.tenant_scope = r.tenant_scope \
+                and h.run_id = r.decision_id and h.holds_record and h.ended_at is null) \
         returning r.tenant_scope, r.pool_id, r.idempotency_key, r.decision_id \
     ), gone as ( \
         delete from eec_routing_decision d using done \

@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::row::{from_ms, get, record_key};
+use super::row::{from_ms, get, holds, record_key};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::{AttemptToken, Claimed, GenerationId, Remembered};
 use crate::domain::scope::TenantScope;
@@ -29,8 +29,8 @@ macro_rules! reserve {
 
 macro_rules! reclaim {
     () => {
-        "\
-            update eec_routing_idempotency r \
+        concat!(
+            "update eec_routing_idempotency r \
             set status = 'pending', attempt_token = $5, \
                 generation = r.generation + (r.status = 'completed')::int, \
                 generation_id = case when r.status = 'completed' then $6 else r.generation_id end, \
@@ -41,8 +41,15 @@ macro_rules! reclaim {
             where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
                 and r.attempt_token = $4 \
                 and (r.status = 'failed_before_commit' or (r.status = 'completed' \
-                    and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now())) \
-            "
+                    and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now() \
+                    and not exists (select 1 ",
+            holds!(
+                "r.tenant_scope",
+                "r.decision_id",
+                "r.valid_for_ms * interval '1 ms'"
+            ),
+            "))) "
+        )
     };
 }
 

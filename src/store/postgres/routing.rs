@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, doubt_after, in_doubt, rounds};
 use super::remembered::{RECLAIM, RECLAIM_REMEMBERED, RESERVE, RESERVE_REMEMBERED};
-use super::row::{decision, get, record, record_columns, to_ms, us_from_now};
+use super::row::{decision, get, holds, record, record_columns, to_ms, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,
@@ -74,8 +74,14 @@ const MARK_AWAITED: &str = "\
 const DECISION: &str = concat!(
     "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin, \
         cors_headers, answer_body, ",
-    us_from_now!("valid_until"),
-    " as valid_us from eec_routing_decision where tenant_scope = $1 and decision_id = $2"
+    valid_us!(
+        "d.valid_until <= now()",
+        "d.valid_until",
+        "d.tenant_scope",
+        "d.decision_id",
+        "(d.valid_until - d.created_at)"
+    ),
+    " as valid_us from eec_routing_decision d where tenant_scope = $1 and decision_id = $2"
 );
 
 impl Runner {

@@ -16,7 +16,8 @@ use uuid::Uuid;
 
 use super::failure::{self, Stage};
 use super::remembered;
-use super::rows::{self, Cells, DECISIONS, RECORDS, record_columns};
+use super::rows::{self, Cells, DECISIONS, RECORDS, held_until, record_columns};
+use super::runs::parts;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Heartbeat, Record, Reserved,
     State,
@@ -76,7 +77,22 @@ const DECIDE: &str = "\
          created_at, valid_until, answer_status, answer_headers, cors_origin, cors_headers, \
          answer_body) ";
 
-const LOOK_UP: &str = concat!("select ", record_columns!(), " from (");
+const LOOK_UP: &str = concat!(
+    "select ",
+    record_columns!(),
+    ", ",
+    held_until!(
+        "r.status = 'completed' and r.valid_until <= n.ms",
+        "n.ms",
+        "r.tenant_scope",
+        "r.decision_id",
+        "r.valid_for_ms"
+    ),
+    " as held_until from (select "
+);
+
+/// Follows the present, which is bound once.
+const OF_KEYS: &str = " as ms) n cross join (";
 
 /// The keys first, each of which leads to its row.
 const BY_KEY: &str = "\
@@ -95,7 +111,7 @@ pub fn statements() -> impl Iterator<Item = String> {
         of(INSERT, 14, [ON_CONFLICT, "nothing", ""]),
         of(HEARTBEAT, 5, [EXISTING, ON_CONFLICT, EXTEND]),
         of(COMPLETE, 6, [EXISTING, ON_CONFLICT, COMMIT]),
-        of(LOOK_UP, 3, [BY_KEY, "", ""]),
+        of(&format!("{LOOK_UP}?{OF_KEYS}"), 3, [BY_KEY, "", ""]),
         COMPLETED.to_owned(),
     ]
     .into_iter()
@@ -201,6 +217,9 @@ pub async fn complete(
             }
         }
         decide(connection, now_ms, &decided).await?;
+        let decided = decided.iter().map(|(completion, _)| *completion);
+        let starting: Vec<&Completion> = decided.filter(|done| done.run.is_some()).collect();
+        parts::begin(connection, now_ms, &starting).await?;
     }
     Ok(committed)
 }
@@ -323,7 +342,9 @@ async fn find(
     keys: impl ExactSizeIterator<Item = &RecordKey>,
 ) -> Result<HashMap<RecordKey, Record>, StoreError> {
     let one = keys.len() == 1;
-    let mut select = of_rows(LOOK_UP, keys, of_key);
+    let mut select = QueryBuilder::new(LOOK_UP);
+    select.push_bind(now_ms).push(OF_KEYS);
+    select.push_values(keys, |mut row, key| of_key(&mut row, key));
     select.push(BY_KEY);
     let rows = select.build().persistent(one).fetch_all(connection).await;
     let rows = failure::sort(rows, Stage::Before)?;

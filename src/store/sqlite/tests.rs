@@ -195,7 +195,13 @@ async fn no_cell_can_make_the_program_panic() {
 #[tokio::test]
 async fn no_statement_looks_at_every_row() {
     let on = Stand::open().await;
-    let statements = upkeep::STATEMENTS.into_iter().chain(records::STATEMENTS);
+    let statements = upkeep::STATEMENTS
+        .into_iter()
+        .chain(records::STATEMENTS)
+        .chain(runs::commit::STATEMENTS)
+        .chain(runs::load::STATEMENTS)
+        .chain(runs::search::STATEMENTS)
+        .chain(runs::purge::statements());
     let statements = statements.map(str::to_owned).chain(batches::statements());
     for sql in statements {
         let plan = sqlx::AssertSqlSafe(format!("explain query plan {sql}"));

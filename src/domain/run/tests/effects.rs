@@ -51,7 +51,7 @@ fn a_thousand_effects_take_a_tick_and_a_transition_each() {
 fn keys_are_made_from_the_generation_and_the_place_and_the_first_may_be_given() {
     let flow = workflow(vec![sends("a", &["1", "2"])]);
     let keys = |first| {
-        let run = Model::of(new_run(&flow, first));
+        let run = Model::of(1, new_run(1, &flow, first));
         [1, 2].map(|seq| run.rows[&seq].intent.idempotency_key.clone())
     };
     let [made, second] = keys(None);
@@ -185,7 +185,7 @@ fn an_accepted_request_that_the_service_refuses_ends_the_run() {
         released: vec![429],
     };
     let flow = workflow(vec![step, sends("b", &["x"])]);
-    let mut run = Model::of(new_run(&flow, Some("client-key")));
+    let mut run = Model::of(1, new_run(1, &flow, Some("client-key")));
     run.ends(&End::Delivered(422, "no"));
     assert_eq!(run.run.status, RunStatus::Failed);
     assert_eq!(run.run.reason.as_deref(), Some("the service answered 422"));
@@ -194,7 +194,7 @@ fn an_accepted_request_that_the_service_refuses_ends_the_run() {
         [IntentStatus::Completed, IntentStatus::Discarded]
     );
     for fine in [200, 303] {
-        let mut run = Model::of(new_run(&flow, Some("client-key")));
+        let mut run = Model::of(1, new_run(1, &flow, Some("client-key")));
         run.ends(&End::Delivered(fine, ""));
         assert_eq!(run.run.status, RunStatus::Running);
         assert_eq!([run.delivers(), run.delivers()], [2, 3]);

@@ -68,10 +68,10 @@ pub(crate) fn record() -> RecordKey {
     }
 }
 
-pub(crate) fn run_key() -> RunKey {
+pub(crate) fn run_key(id: u128) -> RunKey {
     RunKey {
         tenant: record().tenant,
-        id: RunId(Uuid::from_u128(7)),
+        id: RunId(Uuid::from_u128(id)),
     }
 }
 
@@ -85,10 +85,10 @@ pub(crate) fn decision() -> Recorded {
     Recorded::new(201, &headers, Some(body), None, false)
 }
 
-pub(crate) fn new_run(workflow: &Workflow, first_key: Option<&str>) -> NewRun {
+pub(crate) fn new_run(id: u128, workflow: &Workflow, first_key: Option<&str>) -> NewRun {
     begin(&Beginning {
         workflow,
-        run_id: run_key().id,
+        run_id: run_key(id).id,
         record: &record(),
         key_seed: Uuid::from_u128(99),
         first_key: first_key.map(str::to_owned),
@@ -108,11 +108,15 @@ pub(crate) fn new_run(workflow: &Workflow, first_key: Option<&str>) -> NewRun {
 
 impl Model {
     pub fn start(workflow: &Workflow) -> Self {
-        Self::of(new_run(workflow, None))
+        Self::with_id(1, workflow)
     }
 
-    pub fn of(new: NewRun) -> Self {
-        let key = run_key();
+    pub fn with_id(id: u128, workflow: &Workflow) -> Self {
+        Self::of(id, new_run(id, workflow, None))
+    }
+
+    pub fn of(id: u128, new: NewRun) -> Self {
+        let key = run_key(id);
         let mut model = Self {
             run: Run {
                 key,
