@@ -6,18 +6,24 @@
 //! `oncegate.example.toml`, with every default; a test keeps the two alike.
 //!
 //! The way: [`input`] gathers, `section` reads one table key by key with the forms of `parse`,
-//! `resolve` and [`routing`] say which keys there are, `contradictions` compares their `value`s,
-//! and [`report`] holds what was found. Nothing here opens a socket or a database.
+//! `resolve`, `pools`, [`destinations`], [`effects`], [`workflows`], [`routing`] and [`outbox`] say
+//! which keys there are, `contradictions` compares their `value`s, and [`report`] holds what was
+//! found. Nothing here opens a socket or a database.
 
 mod contradictions;
+pub mod destinations;
+pub mod effects;
 pub mod input;
+pub mod outbox;
 mod parse;
+mod pools;
 pub mod report;
 mod resolve;
 pub mod routing;
 mod section;
 mod store_url;
 mod value;
+pub mod workflows;
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -28,6 +28,7 @@ pub(super) enum Kind {
     Count,
     Size,
     Switch,
+    Rate,
 }
 
 /// How a value is told in the settings.
@@ -59,6 +60,7 @@ impl Kind {
             Self::Duration => "a number with its unit in quotes, such as \"25s\"",
             Self::Count => "a whole number without quotes",
             Self::Size => "bytes as a whole number, or a text such as \"10MiB\"",
+            Self::Rate => "a number, such as 100 or 0.5",
             Self::Switch => "true or false without quotes",
         }
     }

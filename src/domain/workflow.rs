@@ -16,6 +16,12 @@ pub const STEPS_MAX: usize = 100;
 pub const EFFECTS_MAX: usize = 1000;
 /// The longest name of a workflow, step, signal, queue or destination, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
+/// The name of a decision's own effects: of their step, and of their workflow if that is all.
+pub const EFFECTS: &str = "effects";
+/// The name of the step that makes the call of an accepted request.
+pub const CALL: &str = "call";
+/// How much of an effect's answer is kept for later steps, in bytes.
+pub const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 /// Steps in sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
