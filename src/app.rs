@@ -28,21 +28,26 @@ use crate::driver::{self, Timing};
 use crate::ids;
 use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
 use crate::outbox::tasks::Tasks;
+use crate::outbox::{Outbox, OutboxParts};
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
 use crate::proxy::listener::{self, Peer, Tls};
+use crate::proxy::lookups::{self, Lookups};
 use crate::proxy::passthrough::Passthrough;
 use crate::proxy::tenant::Tenants;
+use crate::proxy::watch::Watch;
 use crate::proxy::{Body, matching, problem_response};
 use crate::routing::gate::{Gate, Settings};
 use crate::store::group::{Group, GroupOptions};
+use crate::store::outbox::OutboxStore;
 use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
 use crate::upkeep::retention::Retention;
 use crate::upkeep::run_retention::RunRetention;
 use crate::upkeep::sweeper::Sweeper;
+use crate::upkeep::ticker::Ticker;
 use crate::upstream::Upstreams;
 
 /// How often the gauges that need the store are refreshed, and the store's being there is checked.
@@ -56,9 +61,10 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Batches of one operation that PostgreSQL commits at once.
 const BATCHES_AT_ONCE: usize = 4;
 
-/// A request's way: which route, then guarded or not.
+/// A request's way: the gateway's own or which route, then guarded or not.
 #[derive(Clone)]
 struct Proxy {
+    lookups: Lookups,
     routes: Arc<[Route]>,
     guard: Guard,
     passthrough: Passthrough,
@@ -73,7 +79,8 @@ struct Running {
     admin_stop: CancellationToken,
 }
 
-/// What the admin API needs for runs.
+/// What runs are moved with.
+#[derive(Clone)]
 struct RunParts {
     group: Group,
     coordinator: Coordinator,
@@ -153,9 +160,9 @@ async fn start(
     let (listen_addr, admin_addr) = (public.local_addr()?, admin.local_addr()?);
 
     let group = Group::new(&store, group_options(&config.store));
-    let gate = gate(config, &store, &group, secrets.clone(), shutdown);
-    let census = start_upkeep(config, &store, shutdown);
     let bells = Bells::default();
+    let gate = gate(config, &store, &group, secrets.clone(), &bells, shutdown);
+    let census = start_upkeep(config, &store, shutdown);
     let runs = RunParts {
         group: group.clone(),
         coordinator: Coordinator::new(Arc::clone(&store), group.clone(), bells.clone()),
@@ -165,7 +172,7 @@ async fn start(
         config,
         &store,
         &gate,
-        runs,
+        runs.clone(),
         metrics.clone(),
         census,
         shutdown,
@@ -184,7 +191,22 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    let proxy = proxy(config, gate, upstreams, secrets, shutdown);
+    start_runs(config, &running.store, &runs, &upstreams, shutdown)?;
+    let watch = Watch {
+        gate: gate.clone(),
+        coordinator: runs.coordinator,
+        poll_interval: config.store.poll_interval,
+        draining: shutdown.soft().clone(),
+    };
+    let proxy = proxy(
+        config,
+        &running.store,
+        gate,
+        watch,
+        upstreams,
+        secrets,
+        shutdown,
+    );
     let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
     tasks.spawn(async move {
         let handler = move |request, peer| proxy.clone().answer(request, peer);
@@ -203,6 +225,9 @@ async fn start(
 impl Proxy {
     async fn answer(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let (head, body) = request.into_parts();
+        if lookups::takes(head.uri.path()) {
+            return self.lookups.answer(&head).await;
+        }
         let (policy, guarded) = match matching::find(&self.routes, &head) {
             Ok(matched) => (Arc::clone(&matched.route.policy), matched.guarded),
             Err(problem) if head.headers.contains_key(IDEMPOTENCY_KEY) => {
@@ -250,6 +275,7 @@ fn gate(
     store: &Arc<dyn Store>,
     group: &Group,
     secrets: Secrets,
+    bells: &Bells,
     shutdown: &Shutdown,
 ) -> Gate {
     let limits = &config.limits;
@@ -264,12 +290,15 @@ fn gate(
     };
     let (tasks, soft) = (shutdown.tasks().clone(), shutdown.soft().clone());
     let (store, group) = (Arc::clone(store), group.clone());
-    Gate::new(store, group, secrets, settings, tasks, soft)
+    let bells = bells.clone();
+    Gate::new(store, group, secrets, settings, bells, tasks, soft)
 }
 
 fn proxy(
     config: &Config,
+    store: &Arc<dyn Store>,
     gate: Gate,
+    watch: Watch,
     upstreams: Upstreams,
     secrets: Secrets,
     shutdown: &Shutdown,
@@ -283,18 +312,28 @@ fn proxy(
         tasks.clone(),
         hard.clone(),
     );
+    let tenants = Arc::new(Tenants::new(config.tenant.clone(), secrets));
+    let lookups = Lookups {
+        store: Arc::clone(store),
+        tenants: Arc::clone(&tenants),
+        watch: watch.clone(),
+        tracker: tasks.clone(),
+    };
     let guard = Guard::new(GuardParts {
         gate,
         upstreams,
         forwarding,
         passthrough: passthrough.clone(),
-        tenants: Tenants::new(config.tenant.clone(), secrets),
+        tenants,
+        store: Arc::clone(store),
+        watch,
         budget: BodyBudget::new(config.limits.body_bytes_total_max),
         body_timeout: config.limits.body_timeout,
         tracker: tasks,
         cutoff: hard,
     });
     Proxy {
+        lookups,
         routes: config.routes.clone().into(),
         guard,
         passthrough,
@@ -346,6 +385,37 @@ fn admin_state(
         waits: Arc::new(Semaphore::new(api::WAITS_MAX)),
         closing: shutdown.soft().clone(),
     }
+}
+
+/// Starts what sends intents and what moves runs on.
+fn start_runs(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    runs: &RunParts,
+    upstreams: &Upstreams,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let outbox = Outbox::new(OutboxParts {
+        store: Arc::clone(store) as Arc<dyn OutboxStore>,
+        group: runs.group.clone(),
+        destinations: &config.destinations,
+        config: config.outbox.clone(),
+        upstreams: upstreams.clone(),
+        bells: runs.bells.clone(),
+        tracker: tasks.clone(),
+        soft: soft.clone(),
+        hard: shutdown.hard().clone(),
+    })?;
+    let timing = Timing {
+        period: config.outbox.poll_interval,
+        deadline: config.store.operation_timeout * 2,
+    };
+    let (to_send, to_tick) = (Arc::clone(&runs.bells.outbox), Arc::clone(&runs.bells.runs));
+    driver::start_with(outbox.drainer(), timing, tasks, soft, to_send);
+    let ticker = Ticker::new(runs.coordinator.clone());
+    driver::start_with(ticker, timing, tasks, soft, to_tick);
+    Ok(())
 }
 
 /// Starts the duties; returns the one whose success tells that the store is there.

@@ -28,7 +28,6 @@ use super::request::{invalid, read_within};
 use super::token::Caller;
 use super::{AdminState, Route};
 use crate::config::Role;
-use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::RequestDigest;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{AttemptToken, State as RecordState};
@@ -184,7 +183,7 @@ fn told(
                 "request_id: it claimed another record; draw a new one for each claim",
             ));
         }
-        Reservation::Refused(Denial::Refused(Refusal::Follow)) => {
+        Reservation::Refused(Denial::Follow(_)) => {
             return Ok(("in-progress", follow(key)));
         }
         Reservation::Refused(denial) => return Err(denial::denied(denial, lease)),
@@ -241,12 +240,14 @@ async fn complete(
         token: AttemptToken(call.attempt_token),
         decided_by: format!("service:{}", caller.name),
         recorded,
-        follow_up: workflow.map(|workflow| FollowUp {
-            workflow,
-            request: None,
-            input,
-            first_key: None,
-            holds_record: false,
+        follow_up: workflow.map(|workflow| {
+            Box::new(FollowUp {
+                workflow,
+                request: None,
+                input,
+                first_key: None,
+                holds_record: false,
+            })
         }),
     };
     let (gate, bells) = (state.gate.clone(), state.bells.clone());

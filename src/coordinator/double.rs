@@ -214,6 +214,9 @@ impl Store for Double {
     async fn notify(&self, _: &[u64]) -> Answer<()> {
         Err(StoreError::Closed)
     }
+    async fn doctor(&self) -> Answer<Vec<crate::store::doctor::Finding>> {
+        Err(StoreError::Closed)
+    }
     fn wakeups(&self) -> broadcast::Receiver<Wakeup> {
         broadcast::channel(1).1
     }

@@ -171,7 +171,7 @@ pub struct NewIntent {
     pub step: String,
     /// Its lane.
     pub destination: Destination,
-    /// Passed to the receiver, the same at every try.
+    /// Passed to the receiver, the same at every try; empty: none is.
     pub idempotency_key: String,
     /// How.
     pub sending: Sending,
@@ -265,7 +265,7 @@ pub struct ClaimedIntent {
     pub step: String,
     /// Its lane.
     pub destination: Destination,
-    /// For the receiver.
+    /// For the receiver; empty: it sees none.
     pub idempotency_key: String,
     /// The claim's stamp.
     pub stamp: Stamp,

@@ -182,6 +182,14 @@ pub enum Text {
     Template(String),
 }
 
+impl Text {
+    /// Whether it is rendered when its step begins.
+    #[must_use]
+    pub fn is_template(&self) -> bool {
+        matches!(self, Self::Template(_))
+    }
+}
+
 /// Where an HTTP request goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

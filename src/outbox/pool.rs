@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::HOST;
 use http::{Request, Uri, uri};
 
 use super::http::request::{self, Unsendable};
@@ -66,5 +67,8 @@ fn request(intent: &ClaimedIntent, http: &HttpSend) -> Result<Request<Bytes>, Un
     *request.method_mut() = request::method(http)?;
     *request.uri_mut() = Uri::from_parts(parts).map_err(|_| Unsendable::Path)?;
     *request.headers_mut() = request::headers(intent, http)?;
+    if let Some(host) = request::host(http) {
+        request.headers_mut().insert(HOST, host);
+    }
     Ok(request)
 }

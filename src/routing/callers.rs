@@ -21,8 +21,8 @@ use crate::domain::fingerprint::RequestDigest;
 use crate::domain::message::Recorded;
 use crate::domain::policy::{Duplicates, OnUnknown, Policy};
 use crate::domain::record::{
-    AttemptToken, Committed, Completion, GenerationId, GiveUp, Heartbeat, Lease, Record, Release,
-    Remembered, State, Terms, Validity,
+    AttemptToken, Committed, Completion, DecisionId, GenerationId, GiveUp, Heartbeat, Lease,
+    Record, Release, Remembered, State, Terms, Validity,
 };
 use crate::domain::run::{FollowUp, RunId, RunKey};
 use crate::domain::scope::RecordKey;
@@ -111,7 +111,7 @@ pub struct Decree {
     /// The answer to keep.
     pub recorded: Recorded,
     /// What follows from it.
-    pub follow_up: Option<FollowUp>,
+    pub follow_up: Option<Box<FollowUp>>,
 }
 
 /// A decision that is committed, by this call or one before.
@@ -166,7 +166,7 @@ impl Gate {
             Admission::Refuse(denial) => match self.claimed_before(wish).await? {
                 Some(known) => known,
                 None if wish.duplicates == Duplicates::Follow && is_in_progress(&denial) => {
-                    Reservation::Refused(Denial::Refused(Refusal::Follow))
+                    Reservation::Refused(Denial::Follow(wish.terms.lease))
                 }
                 None => Reservation::Refused(denial),
             },
@@ -223,7 +223,8 @@ impl Gate {
             },
             None => return self.refuse_late(None, token).await,
         };
-        let completion = self.completion(decree, generation_id);
+        let decision_id = decree.token.decision_id();
+        let completion = self.completion(decree, decision_id, generation_id);
         let run_id = completion
             .run
             .as_ref()
@@ -295,8 +296,14 @@ impl Gate {
         }
     }
 
-    /// The completion that a decree asks for. What follows begins with it, in its transaction.
-    fn completion(&self, decree: Decree, generation_id: GenerationId) -> Completion {
+    /// The completion that a decree asks for. What follows begins with it, in its transaction: the
+    /// run's id, keys and bytes are fixed here, so that every try of the commit is the same.
+    pub(super) fn completion(
+        &self,
+        decree: Decree,
+        decision_id: DecisionId,
+        generation_id: GenerationId,
+    ) -> Completion {
         let Decree {
             key,
             token,
@@ -304,7 +311,6 @@ impl Gate {
             recorded,
             follow_up,
         } = decree;
-        let decision_id = token.decision_id();
         let run = follow_up.map(|follow_up| {
             let key_seed = self.secrets().forward_key(&key, generation_id);
             let run = follow_up.begin(&key, decision_id, &recorded, key_seed, ids::stamp());

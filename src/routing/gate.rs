@@ -18,12 +18,13 @@ use uuid::Uuid;
 
 use super::permit::Permit;
 use super::replay::{Decided, ReplayCache};
-use super::waiters::{Flights, Follower, Joined, Phase};
+use super::waiters::{Flights, Follower, Joined, Parked, Phase};
 use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::{Fingerprint, RequestDigest};
 use crate::domain::policy::{Duplicates, Policy};
 use crate::domain::scope::RecordKey;
 use crate::domain::secret::Secrets;
+use crate::lifecycle::Bells;
 use crate::store::group::Group;
 use crate::store::{Store, Wakeup, wake_hash};
 use crate::telemetry::metric;
@@ -41,7 +42,9 @@ pub(super) struct Inner {
     pub settings: Settings,
     /// Keys whose claim may or may not have been made, while that is being undone.
     pub ambiguous: Mutex<HashSet<RecordKey>>,
-    /// Bytes of answers whose commit is still being tried.
+    /// Rung when a decision was committed that something follows from.
+    pub bells: Bells,
+    /// Bytes of answers, and of what follows from them, whose commit is still being tried.
     pub retrying_bytes: AtomicUsize,
     pub tracker: TaskTracker,
     pub draining: CancellationToken,
@@ -109,6 +112,8 @@ pub enum Denial {
     Refused(Refusal),
     /// The first request still runs; try again after this.
     InProgress(Duration),
+    /// The same, and the route says that it is to be followed.
+    Follow(Duration),
     /// The key has as many waiters as it may have.
     KeyFull(Duration),
     /// The gateway has as many waiters as it may have.
@@ -134,6 +139,7 @@ impl Gate {
         group: Group,
         secrets: Secrets,
         settings: Settings,
+        bells: Bells,
         tracker: TaskTracker,
         draining: CancellationToken,
     ) -> Self {
@@ -146,6 +152,7 @@ impl Gate {
             group,
             secrets,
             settings,
+            bells,
             tracker,
             draining,
         }))
@@ -202,6 +209,13 @@ impl Gate {
         }
     }
 
+    /// A place among the waiters for a client that waits for a run or follows a record. `None`:
+    /// there are as many as there may be.
+    #[must_use]
+    pub fn place(&self) -> Option<Parked> {
+        self.0.flights.park()
+    }
+
     /// The secrets that this gate compares with.
     #[must_use]
     pub fn secrets(&self) -> &Secrets {
@@ -239,11 +253,13 @@ impl Gate {
             Phase::Held(fingerprint) if !self.is_same(ask, fingerprint.as_ref()) => {
                 Some(Denial::Refused(Refusal::Mismatch))
             }
-            Phase::Held(_) if ask.policy.duplicates == Duplicates::Reject => {
-                Some(Denial::InProgress(ask.policy.lease))
-            }
+            Phase::Held(_) => match ask.policy.duplicates {
+                Duplicates::Wait => None,
+                Duplicates::Reject => Some(Denial::InProgress(ask.policy.lease)),
+                Duplicates::Follow => Some(Denial::Follow(ask.policy.lease)),
+            },
             Phase::StoreDown => Some(Denial::StoreUnavailable),
-            Phase::Opening | Phase::Held(_) | Phase::Closed => None,
+            Phase::Opening | Phase::Closed => None,
         }
     }
 

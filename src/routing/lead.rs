@@ -138,6 +138,9 @@ impl Gate {
             Decision::Refuse(Refusal::InProgress) => {
                 Round::Done(Admission::Refuse(Denial::InProgress(lease_left(record))))
             }
+            Decision::Refuse(Refusal::Follow) => {
+                Round::Done(Admission::Refuse(Denial::Follow(lease_left(record))))
+            }
             Decision::Refuse(refusal) => Round::Done(Admission::Refuse(Denial::Refused(refusal))),
         }
     }

@@ -74,11 +74,14 @@ pub struct Follower {
     _place: Place,
 }
 
-/// One of the places for waiters, given back on drop.
+/// One of the places for waiters on a key, given back on drop.
 pub struct Place {
-    flights: Flights,
     flight: Arc<Flight>,
+    _parked: Parked,
 }
+
+/// One of the places for waiters in all, given back on drop.
+pub struct Parked(Flights);
 
 impl Flights {
     /// No flights yet, with room for this many waiters.
@@ -142,6 +145,17 @@ impl Flights {
     }
 
     fn place(&self, flight: &Arc<Flight>) -> Option<Place> {
+        let parked = self.park()?;
+        flight.waiters.fetch_add(1, Ordering::Relaxed);
+        Some(Place {
+            flight: Arc::clone(flight),
+            _parked: parked,
+        })
+    }
+
+    /// A place for one that waits for something else than an owner.
+    #[must_use]
+    pub fn park(&self) -> Option<Parked> {
         let most = self.0.waiters_max;
         let one_more = |waiters| (waiters < most).then_some(waiters + 1);
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -149,12 +163,8 @@ impl Flights {
             .waiters
             .fetch_update(success, failure, one_more)
             .ok()?;
-        flight.waiters.fetch_add(1, Ordering::Relaxed);
         metrics::gauge!(metric::WAITERS).increment(1);
-        Some(Place {
-            flights: self.clone(),
-            flight: Arc::clone(flight),
-        })
+        Some(Parked(self.clone()))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RecordKey, Arc<Flight>>> {
@@ -222,7 +232,12 @@ impl Follower {
 impl Drop for Place {
     fn drop(&mut self) {
         self.flight.waiters.fetch_sub(1, Ordering::Relaxed);
-        self.flights.0.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.0.0.waiters.fetch_sub(1, Ordering::Relaxed);
         metrics::gauge!(metric::WAITERS).decrement(1);
     }
 }

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::api::request::{self, millis};
-use crate::domain::message::Recorded;
 use crate::domain::policy::OnUnknown;
 use crate::domain::record::{self, Found, Record, State, StoredDecision, Validity};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};

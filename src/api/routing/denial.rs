@@ -90,7 +90,7 @@ pub(super) fn denied(denial: Denial, lease: Duration) -> Problem {
     };
     match denial {
         Denial::Refused(refusal) => refused(refusal, clamp(lease)),
-        Denial::InProgress(wait) => in_progress(clamp(wait)),
+        Denial::InProgress(wait) | Denial::Follow(wait) => in_progress(clamp(wait)),
         Denial::KeyFull(wait) => Problem::new(
             Kind::InProgress,
             "Many callers already wait for this key. Try again later with the same key.",

@@ -38,7 +38,8 @@ pub struct Beginning<'a> {
     pub record: &'a RecordKey,
     /// Only this record and this generation give it: the keys of the effects are made from it.
     pub key_seed: Uuid,
-    /// The key of the first intent, if it is not to be made: that of an accepted request.
+    /// The key of the first intent, if it is not to be made: that of an accepted request. Empty:
+    /// the receiver is to see none.
     pub first_key: Option<String>,
     /// Drawn for the first tick.
     pub tick_id: Stamp,
@@ -61,7 +62,7 @@ pub struct FollowUp {
     pub request: Option<RequestSeen>,
     /// What a caller of the API gave with it.
     pub input: Value,
-    /// The key of the first intent, if it is not to be made.
+    /// The key of the first intent, if it is not to be made; see [`Beginning`].
     pub first_key: Option<String>,
     /// Whether the record is not reclaimable before the run is final.
     pub holds_record: bool,

@@ -59,10 +59,19 @@ pub fn headers(intent: &ClaimedIntent, http: &HttpSend) -> Result<HeaderMap, Uns
     }
     // Replaces by name and keeps repeats.
     headers.extend(message::end_to_end(given));
-    let key = HeaderValue::from_str(&intent.idempotency_key);
-    let key = key.map_err(|_| Unsendable::Header(IDEMPOTENCY_KEY.to_string()))?;
-    headers.insert(IDEMPOTENCY_KEY, key);
+    if !intent.idempotency_key.is_empty() {
+        let key = HeaderValue::from_str(&intent.idempotency_key);
+        let key = key.map_err(|_| Unsendable::Header(IDEMPOTENCY_KEY.to_string()))?;
+        headers.insert(IDEMPOTENCY_KEY, key);
+    }
     Ok(headers)
+}
+
+/// The host that an accepted request was for: a pool may keep it.
+#[must_use]
+pub fn host(http: &HttpSend) -> Option<HeaderValue> {
+    let mut hosts = http.headers.iter().filter(|(name, _)| **name == HOST);
+    hosts.find_map(|(_, value)| latin1(plain(value).ok()?))
 }
 
 /// An absolute URL that an item names: `http` or `https`, without user and password.
