@@ -125,14 +125,18 @@ impl Machine<'_> {
         self.status = RunStatus::Running;
         match (at, self.progress.at.clone()) {
             (StuckAt::Rendering, At::Undoing { index, ending, .. }) => {
-                self.undo_step(index, ending)
+                self.undo_step(index, ending);
             }
-            (StuckAt::Rendering | StuckAt::Signal, At::Step { index, .. }) => self.enter(index),
+            (StuckAt::Rendering | StuckAt::Signal, At::Step { index, .. })
+            | (
+                StuckAt::Nothing,
+                At::Step {
+                    index,
+                    doing: Doing::Timer,
+                },
+            ) => self.enter(index),
             (_, At::Undoing { ending, .. } | At::Withdrawing { ending, .. }) => {
                 self.reason = Some(ending.reason);
-            }
-            (StuckAt::Nothing, At::Step { index, doing }) if doing == Doing::Timer => {
-                self.enter(index)
             }
             _ => self.reason = None,
         }
