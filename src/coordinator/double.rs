@@ -57,7 +57,7 @@ pub(super) struct Shelf {
 pub(super) struct Double(Mutex<Shelf>);
 
 impl Double {
-    pub fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    pub fn open(&self) -> MutexGuard<'_, Shelf> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -94,14 +94,14 @@ type Answer<T> = Result<T, StoreError>;
 #[async_trait]
 impl RunStore for Double {
     async fn runs_due(&self, limit: u32) -> Answer<Vec<RunKey>> {
-        let shelf = self.shelf();
-        let due = shelf.runs.iter().filter(|(_, run)| run.is_due());
+        let held = self.open();
+        let due = held.runs.iter().filter(|(_, run)| run.is_due());
         let keys = due.map(|(key, _)| key.clone());
         Ok(keys.take(limit as usize).collect())
     }
     async fn load_runs(&self, keys: &[RunKey]) -> Answer<Vec<Option<LoadedRun>>> {
-        let shelf = self.shelf();
-        if keys.iter().any(|key| shelf.unreadable.contains(key)) {
+        let held = self.open();
+        if keys.iter().any(|key| held.unreadable.contains(key)) {
             return Err(StoreError::Inconsistent {
                 table: "eec_run",
                 column: "status",
@@ -110,17 +110,17 @@ impl RunStore for Double {
         }
         Ok(keys
             .iter()
-            .map(|key| shelf.runs.get(key).map(Model::load))
+            .map(|key| held.runs.get(key).map(Model::load))
             .collect())
     }
     async fn is_applied(&self, key: &RunKey, stamp: Stamp) -> Answer<bool> {
-        let shelf = self.shelf();
-        let run = shelf.runs.get(key);
+        let held = self.open();
+        let run = held.runs.get(key);
         Ok(run.is_some_and(|run| run.stamps.contains(&stamp.0)))
     }
     async fn commit_ticks(&self, ticks: &[TickCommit]) -> Answer<Vec<TickCommitted>> {
-        let mut shelf = self.shelf();
-        ticks.iter().map(|commit| shelf.commit(commit)).collect()
+        let mut held = self.open();
+        ticks.iter().map(|commit| held.commit(commit)).collect()
     }
     async fn find_run(&self, _: RunId) -> Answer<Option<RunKey>> {
         Err(StoreError::Closed)

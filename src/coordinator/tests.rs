@@ -31,7 +31,7 @@ impl Bench {
         let store = Arc::new(Double::default());
         for id in runs {
             let run = Model::with_id(*id, &workflow(steps.to_vec()));
-            store.shelf().runs.insert(run_key(*id), run);
+            store.open().runs.insert(run_key(*id), run);
         }
         let bells = Bells::default();
         let shared: Arc<dyn Store> = store.clone();
@@ -50,7 +50,7 @@ impl Bench {
 
     /// Something happens to a run that nobody has taken in.
     fn with<T>(&self, id: u128, act: impl FnOnce(&mut Model) -> T) -> T {
-        act(self.store.shelf().runs.get_mut(&run_key(id)).unwrap())
+        act(self.store.open().runs.get_mut(&run_key(id)).unwrap())
     }
 
     fn is_sent(&self, id: u128) {
@@ -65,7 +65,7 @@ impl Bench {
     }
 
     fn fails(&self, faults: &[Fault]) {
-        self.store.shelf().faults.extend(faults);
+        self.store.open().faults.extend(faults);
     }
 }
 
@@ -105,7 +105,7 @@ async fn a_lost_reply_is_cleared_up_before_anything_is_computed_anew() {
         bench.fails(faults);
         assert_eq!(bench.coordinator.advance(10).await.unwrap(), 1);
         assert_eq!(bench.with(1, |run| run.run.record_version), 2);
-        let sent = bench.store.shelf().sent.clone();
+        let sent = bench.store.open().sent.clone();
         assert_eq!(sent.len(), 3);
         assert!(sent.iter().all(|one| *one == sent[0]), "the very same");
     }
@@ -139,7 +139,7 @@ async fn a_thousand_repeats_of_an_input_write_nothing() {
         let applied = bench.coordinator.apply(&run_key(1), input.clone()).await;
         assert_eq!(applied.unwrap().repeated, round > 0);
     }
-    assert_eq!(bench.store.shelf().sent.len(), 1);
+    assert_eq!(bench.store.open().sent.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,11 +165,11 @@ async fn one_runs_trouble_stops_no_other() {
     for id in [1, 2, 3] {
         bench.is_sent(id);
     }
-    bench.store.shelf().unreadable.insert(run_key(1));
+    bench.store.open().unreadable.insert(run_key(1));
     bench.fails(&[Fault::Refused, Fault::Refused]);
     // A batch that is refused is sent one by one; the first of them is refused again.
     assert_eq!(bench.coordinator.advance(10).await.unwrap(), 1);
-    bench.store.shelf().unreadable.clear();
+    bench.store.open().unreadable.clear();
     assert_eq!(bench.coordinator.advance(10).await.unwrap(), 2);
     for id in [1, 2, 3] {
         assert_eq!(bench.status(id), RunStatus::Completed);
@@ -207,7 +207,7 @@ async fn what_a_run_refuses_writes_nothing() {
         refused,
         Err(ApplyError::Refused(Refused::NotStuck))
     ));
-    assert!(bench.store.shelf().sent.is_empty());
+    assert!(bench.store.open().sent.is_empty());
     bench
         .coordinator
         .apply(&run_key(1), told(3, cancel()))

@@ -44,7 +44,7 @@ impl Machine<'_> {
             At::Step {
                 index,
                 doing: Doing::Signal,
-            } if self.status != RunStatus::Stuck && self.awaits(*index, name) => Some(*index),
+            } if self.status != RunStatus::Stuck && self.is_signal(*index, name) => Some(*index),
             _ => None,
         };
         if awaited.is_none() && self.progress.signals.len() >= SIGNALS_HELD_MAX {
@@ -63,7 +63,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn awaits(&self, index: usize, name: &str) -> bool {
+    fn is_signal(&self, index: usize, name: &str) -> bool {
         let action = self.step(index).map(|step| &step.action);
         matches!(action, Some(Action::Signal { signal, .. }) if signal == name)
     }
@@ -125,14 +125,18 @@ impl Machine<'_> {
         self.status = RunStatus::Running;
         match (at, self.progress.at.clone()) {
             (StuckAt::Rendering, At::Undoing { index, ending, .. }) => {
-                self.undo_step(index, ending)
+                self.undo_step(index, ending);
             }
-            (StuckAt::Rendering | StuckAt::Signal, At::Step { index, .. }) => self.enter(index),
+            (StuckAt::Rendering | StuckAt::Signal, At::Step { index, .. })
+            | (
+                StuckAt::Nothing,
+                At::Step {
+                    index,
+                    doing: Doing::Timer,
+                },
+            ) => self.enter(index),
             (_, At::Undoing { ending, .. } | At::Withdrawing { ending, .. }) => {
                 self.reason = Some(ending.reason);
-            }
-            (StuckAt::Nothing, At::Step { index, doing }) if doing == Doing::Timer => {
-                self.enter(index)
             }
             _ => self.reason = None,
         }

@@ -81,8 +81,8 @@ impl Wrong {
 
     fn step(&mut self, step: &Step) {
         let place = format!("step `{}`", step.name);
-        let longest = humantime::format_duration(WAIT_MAX);
-        let time = format!("write a time above zero and up to {longest}");
+        let days = WAIT_MAX.as_secs() / (24 * 3600);
+        let time = format!("write a time above zero and up to {days} days");
         match &step.action {
             Action::Effects(effects) => {
                 let count = (1..=EFFECTS_MAX).contains(&effects.len());
@@ -114,8 +114,8 @@ impl Wrong {
     }
 
     fn effect(&mut self, place: &str, effect: &Effect) {
-        let longest = humantime::format_duration(TIMEOUT_MAX);
-        let timeout = format!("`timeout`: write a time above zero and up to {longest}");
+        let hours = TIMEOUT_MAX.as_secs() / 3600;
+        let timeout = format!("`timeout`: write a time above zero and up to {hours} hours");
         self.check(is_within(effect.timeout_ms, TIMEOUT_MAX), place, &timeout);
         self.retry(place, &effect.retry);
         match &effect.send {
@@ -147,9 +147,9 @@ impl Wrong {
         let rising = retry.first_ms > 0 && retry.max_ms >= retry.first_ms;
         let what = "`retry`: write a `first` above zero and a `max` that is not below it";
         self.check(rising, place, what);
-        let longest = humantime::format_duration(Retry::HORIZON_MAX);
+        let days = Retry::HORIZON_MAX.as_secs() / (24 * 3600);
         let horizon = is_within(retry.horizon_ms, Retry::HORIZON_MAX);
-        let what = format!("`retry`: write a `horizon` above zero and up to {longest}");
+        let what = format!("`retry`: write a `horizon` above zero and up to {days} days");
         self.check(horizon, place, &what);
         let what = "`retry`: write `faults = 1` or more";
         self.check(retry.faults_max > 0, place, what);

@@ -3,7 +3,9 @@
 use serde_json::json;
 
 use super::super::{RunStatus, history};
-use super::model::*;
+use super::model::{
+    End, Model, http, new_run, on_failure, plain, retry, sends, template, waits, workflow,
+};
 use crate::domain::intent::{How, IntentStatus};
 use crate::domain::workflow::{Action, Effect, OnFailure, Payload, Send, Step, Success, Target};
 
@@ -35,16 +37,16 @@ fn a_runs_effects_are_sent_one_after_another_and_each_step_sees_the_ones_before(
 }
 
 #[test]
-fn a_thousand_effects_take_a_tick_and_a_transition_each() {
-    let texts: Vec<_> = (0..1000).map(|_| "x").collect();
+fn each_of_many_effects_takes_a_tick_and_a_transition() {
+    let texts: Vec<_> = (0..100).map(|_| "x").collect();
     let mut run = Model::start(&workflow(vec![sends("a", &texts)]));
-    for seq in 1..=1000 {
+    for seq in 1..=100 {
         assert_eq!(run.delivers(), seq);
     }
     assert_eq!(run.run.status, RunStatus::Completed);
     let delivered = |kind: &&str| *kind == history::EFFECT_DELIVERED;
-    assert_eq!(run.kinds().into_iter().filter(delivered).count(), 1000);
-    assert_eq!(run.run.record_version, 1001);
+    assert_eq!(run.kinds().into_iter().filter(delivered).count(), 100);
+    assert_eq!(run.run.record_version, 101);
 }
 
 #[test]
@@ -142,9 +144,11 @@ fn texts_are_rendered_into_the_intent_and_its_lane_is_known() {
     assert!(matches!(&task.sending.how, How::Task { step, .. } if step == "c"));
 }
 
+type Spoil = fn(&mut Effect);
+
 #[test]
 fn a_payload_that_can_not_be_rendered_makes_the_run_stuck_and_sends_nothing() {
-    let cases: [(&str, fn(&mut Effect)); 4] = [
+    let cases: [(&str, Spoil); 4] = [
         ("payload", |effect| {
             effect.payload = Payload::Template {
                 template: "{{ decision.body.order }} {{ input.nam }}".to_owned(),
@@ -152,13 +156,13 @@ fn a_payload_that_can_not_be_rendered_makes_the_run_stuck_and_sends_nothing() {
             };
         }),
         ("path", |effect| {
-            http(effect).path = Some(template("{{ input.name }}"))
+            http(effect).path = Some(template("{{ input.name }}"));
         }),
         ("header `x`", |effect| {
             http(effect).headers = vec![("x".to_owned(), template("a\r\nb: {{ input.name }}"))];
         }),
         ("url", |effect| {
-            http(effect).to = Target::Url("nowhere".to_owned())
+            http(effect).to = Target::Url("nowhere".to_owned());
         }),
     ];
     for (what, spoil) in cases {
@@ -209,7 +213,7 @@ fn an_answer_that_is_too_long_for_later_templates_is_cut_out_and_marked() {
     let steps = vec![sends("a", &["1"]), sends("b", &[text])];
     let mut run = Model::start(&workflow(steps));
     run.ends(&End::Delivered(200, long));
-    assert_eq!(run.body(2), "200 true none");
+    assert_eq!(run.body(2), "200 true null");
 }
 
 #[test]

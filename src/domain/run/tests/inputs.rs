@@ -68,7 +68,7 @@ fn a_run_holds_so_many_signals_and_no_more_and_none_that_is_too_long() {
     );
     assert_eq!(run.run.record_version, version);
     run.time_passes();
-    assert_eq!(run.body(1), "none");
+    assert_eq!(run.body(1), "null");
     run.input(signal("s", json!(1))).unwrap();
 }
 

@@ -22,6 +22,7 @@ use crate::domain::workflow::{
 
 /// An intent as the store keeps it.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a column")]
 pub(crate) struct Row {
     pub intent: NewIntent,
     pub status: IntentStatus,
