@@ -148,9 +148,9 @@ impl Runner {
             let rows = self.rows(Repeat::Safe, || {
                 let round = || round.iter().map(|index| &completions[*index]);
                 if sql == COMPLETE {
-                    bind_completions(fixed(sql), round())
+                    bind_completions(fixed(sql), &round())
                 } else {
-                    bind_starts(fixed(sql), round())
+                    bind_starts(fixed(sql), &round())
                 }
             });
             for row in &rows.await.map_err(doubt_after(nth_statement))? {
@@ -181,7 +181,7 @@ impl Runner {
 
 fn bind_completions<'a>(
     statement: Statement,
-    completions: impl Iterator<Item = &'a Completion> + Clone,
+    completions: &(impl Iterator<Item = &'a Completion> + Clone),
 ) -> Statement {
     let completions = || completions.clone();
     let recorded = || completions().map(|completion| &completion.recorded);
@@ -215,7 +215,7 @@ fn bind_completions<'a>(
 /// Binds completions that start a run, with all that belongs to it, as parameters 1 to 38.
 pub(super) fn bind_starts<'a>(
     statement: Statement,
-    completions: impl Iterator<Item = &'a Completion> + Clone,
+    completions: &(impl Iterator<Item = &'a Completion> + Clone),
 ) -> Statement {
     let starts = || completions.clone().filter_map(|c| c.run.as_deref());
     let part = |run: &'a NewRun| Part {
@@ -223,7 +223,7 @@ pub(super) fn bind_starts<'a>(
         seen_seq: 0,
     };
     let statement = bind_parts(statement, starts().map(part));
-    let statement = bind_completions(statement, completions.clone());
+    let statement = bind_completions(statement, completions);
     let ticks = || starts().map(|run| &run.first);
     let timers = ticks().map(|tick| match columns::timer(tick) {
         Timer::In(after) => Some(to_ms(after)),

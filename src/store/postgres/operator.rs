@@ -135,7 +135,7 @@ impl Runner {
             Verdict::Happened(completion) if completion.key != *key => false,
             Verdict::Happened(completion) if completion.run.is_some() => {
                 let one = || std::iter::once(&**completion);
-                let decide = || bind_starts(fixed(HAPPENED_WITH_RUN), one());
+                let decide = || bind_starts(fixed(HAPPENED_WITH_RUN), &one());
                 self.act(|| act.note(decide(), verdict.word())).await?
             }
             Verdict::Happened(completion) => {

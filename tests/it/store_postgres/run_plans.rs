@@ -26,15 +26,17 @@ const LOAD: &str = "insert into eec_run (tenant_scope, run_id, status, workflow,
     case when n % 2 = 0 then now() + interval '1 hour' end, \
     case when n % 2 = 1 then now() end from generate_series(1, 50000) n; \
     insert into eec_run_transition (tenant_scope, run_id, seq, record_version, tick_id, kind) \
-    select tenant_scope, run_id, 1, 1, run_id, 'x' from eec_run; \
+    select tenant_scope, run_id, 1, 1, run_id, 'x' from eec_run where workflow = 'w'; \
     insert into eec_effect_intent (tenant_scope, intent_id, run_id, seq, step, destination, \
     idempotency_key, sending, horizon_ms, status, due_at, ended_at) \
     select tenant_scope, gen_random_uuid(), run_id, 1, 's', 'd', 'k', '', 1, \
-    case when status = 'waiting' then 'pending' else 'dead' end, due_at, ended_at from eec_run; \
+    case when status = 'waiting' then 'pending' else 'dead' end, due_at, ended_at from eec_run \
+    where workflow = 'w'; \
     insert into eec_effect_body (tenant_scope, intent_id, part, body) \
-    select tenant_scope, intent_id, 'message', '' from eec_effect_intent; \
+    select tenant_scope, intent_id, 'message', '' from eec_effect_intent where destination = 'd'; \
     insert into eec_run_attempt (tenant_scope, run_id, intent_id, stamp, try, worker) \
-    select tenant_scope, run_id, intent_id, intent_id, 1, 'w' from eec_effect_intent";
+    select tenant_scope, run_id, intent_id, intent_id, 1, 'w' from eec_effect_intent \
+    where destination = 'd'";
 
 const READ: &str = "select (sum(seq_tup_read) + sum(coalesce(idx_tup_fetch, 0)))::bigint \
     from pg_stat_user_tables where relname like 'eec_run%' or relname like 'eec_effect_%'";

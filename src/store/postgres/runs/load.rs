@@ -23,17 +23,17 @@ const DUE: &str = "\
             where i.changed and i.tenant_scope > t.tenant_scope \
             order by i.tenant_scope limit 1) \
         from tenants t where t.tenant_scope is not null \
-    ), some as ( \
+    ), chosen as ( \
         select tenant_scope from tenants where tenant_scope is not null limit $1 \
     ), timers as ( \
         select tenant_scope, run_id, due_at from eec_run \
         where due_at <= now() order by due_at limit $1 \
     ), shares as ( \
-        select s.tenant_scope, i.run_id from some s cross join lateral ( \
+        select s.tenant_scope, i.run_id from chosen s cross join lateral ( \
             select run_id from eec_effect_intent \
             where changed and tenant_scope = s.tenant_scope \
             order by tenant_scope, run_id \
-            limit greatest(1, $1 / (select count(*) from some)) \
+            limit greatest(1, $1 / (select count(*) from chosen)) \
         ) i \
     ), rest as ( \
         select tenant_scope, run_id from eec_effect_intent where changed \
