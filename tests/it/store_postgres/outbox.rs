@@ -77,8 +77,8 @@ async fn no_backlog_makes_the_outbox_read_more() {
     let sending = serde_json::to_vec(&sending()).unwrap();
     let mut loader = database.connect().await;
     for sql in LOAD {
-        let loaded = sqlx::query(sql).bind(&sending).execute(&mut loader).await;
-        loaded.unwrap();
+        let inserted = sqlx::query(sql).bind(&sending).execute(&mut loader).await;
+        inserted.unwrap();
     }
     let pid = "select pg_backend_pid()::bigint";
     let loader_pid = count(&mut loader, pid).await;
