@@ -203,7 +203,7 @@ pub(super) fn attempt_status(end: &End) -> &'static str {
 
 /// The outcome as it is kept: a word, whatever a worker calls it.
 pub(super) fn outcome_word(note: &Note) -> String {
-    let word = note.outcome.chars().filter(|c| c.is_ascii_graphic());
+    let word = note.outcome.chars().filter(char::is_ascii_graphic);
     word.take(OUTCOME_BYTES_MAX).collect()
 }
 

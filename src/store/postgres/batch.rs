@@ -25,7 +25,7 @@ pub(super) fn rounds<'a, T>(
 pub(super) fn in_rounds<K: Ord>(count: usize, identity: impl Fn(usize) -> K) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..count).collect();
     // Stable: repeats stay in the order of the batch.
-    order.sort_by(|a, b| identity(*a).cmp(&identity(*b)));
+    order.sort_by_key(|index| identity(*index));
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut round = 0;
     for (place, index) in order.iter().enumerate() {

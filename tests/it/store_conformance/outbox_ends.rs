@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use oncegate::domain::intent::Finished::{Stale, Taken};
 use oncegate::domain::intent::{End, Finish, Finished, IntentClaimed, IntentStatus};
 
 use super::fixture::{Fixture, LONG, answer};
@@ -162,7 +163,7 @@ pub async fn a_late_success_and_a_new_claim_at_once_are_both_told_the_truth(on: 
         if matches!(claimed, IntentClaimed::Won(_)) {
             assert!(on.attempt_is(next.stamp, "lost").await);
         } else {
-            assert_eq!(on.attempt_is(next.stamp, "lost").await, false);
+            assert!(!on.attempt_is(next.stamp, "lost").await);
         }
     }
     assert_eq!(on.count("eec_run_attempt", "status = 'open'").await, 0);
@@ -170,17 +171,17 @@ pub async fn a_late_success_and_a_new_claim_at_once_are_both_told_the_truth(on: 
 
 pub async fn results_that_are_told_again_write_nothing(on: &Fixture) {
     let ends = [delivered(), fenced(), again(), dead(), given_back()];
-    let mut finishes: Vec<Finish> = Vec::new();
+    let mut results: Vec<Finish> = Vec::new();
     for end in &ends {
         let key = on.sow(&intent()).await;
         let claimed = on.claimed(&key).await;
-        finishes.push(told(&claimed, end.clone()));
+        results.push(told(&claimed, end.clone()));
     }
-    let first = on.store.finish(&finishes).await.unwrap();
+    let first = on.store.finish(&results).await.unwrap();
     assert_eq!(first, vec![Finished::Taken; ends.len()]);
     let before = on.all_rows().await;
     // One by one, and all at once.
-    let all: Vec<Finish> = finishes.iter().cycle().take(RESENT).cloned().collect();
+    let all: Vec<Finish> = results.iter().cycle().take(RESENT).cloned().collect();
     for end in all.iter().take(RESENT / 10) {
         let finished = on.store.finish(std::slice::from_ref(end)).await;
         assert_eq!(finished.unwrap(), [Finished::Taken]);
@@ -189,7 +190,7 @@ pub async fn results_that_are_told_again_write_nothing(on: &Fixture) {
     assert_eq!(finished, vec![Finished::Taken; RESENT]);
     assert_eq!(on.all_rows().await, before);
     // Another end by the same claim is another matter.
-    for end in [&finishes[2], &finishes[4]] {
+    for end in [&results[2], &results[4]] {
         let mut other = end.clone();
         other.note.outcome = "other".into();
         assert_eq!(on.store.finish(&[other]).await.unwrap(), [Finished::Stale]);
@@ -218,7 +219,6 @@ pub async fn ends_in_a_batch_count_as_if_one_by_one(on: &Fixture) {
         kept,
     ];
     let finished = on.store.finish(&batch).await.unwrap();
-    use Finished::{Stale, Taken};
     assert_eq!(finished, [Stale, Taken, Taken, Taken, Taken, Stale, Taken]);
     assert_eq!(on.status(&key).await, IntentStatus::Completed);
     assert_eq!(on.status(&other).await, IntentStatus::Dead);

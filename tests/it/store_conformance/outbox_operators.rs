@@ -85,7 +85,7 @@ pub async fn intents_are_found_by_each_condition(on: &Fixture) {
         tenant: Some("acme".into()),
         ..run
     };
-    assert_eq!(of(several).await, sorted(&[two_key.clone()]));
+    assert_eq!(of(several).await, sorted(std::slice::from_ref(two_key)));
 }
 
 pub async fn a_search_of_intents_is_paged_without_gaps(on: &Fixture) {

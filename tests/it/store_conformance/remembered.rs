@@ -113,13 +113,21 @@ pub async fn a_claim_is_remembered_when_its_record_is_purged(on: &Fixture) {
         format!("keep_until > {}", on.instant(after_ms))
     };
     let lag = Duration::from_mins(2);
-    assert_eq!(on.count("eec_routing_claim", &kept(day - lag)).await, 1);
+    assert_eq!(
+        on.count("eec_routing_claim", &kept(day.saturating_sub(lag)))
+            .await,
+        1
+    );
     assert_eq!(on.count("eec_routing_claim", &kept(day + lag)).await, 0);
     let mut long = asked_of(key("long"));
     long.terms.valid_for = Duration::from_hours(48);
     on.win(&long).await;
     let two = Duration::from_hours(48) + long.terms.lease;
-    assert_eq!(on.count("eec_routing_claim", &kept(two - lag)).await, 1);
+    assert_eq!(
+        on.count("eec_routing_claim", &kept(two.saturating_sub(lag)))
+            .await,
+        1
+    );
     assert_eq!(on.count("eec_routing_claim", &kept(two + lag)).await, 0);
 }
 

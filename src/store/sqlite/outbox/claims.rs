@@ -234,11 +234,10 @@ struct Seen {
     run_id: Uuid,
     status: IntentStatus,
     held: Option<Uuid>,
-    due: bool,
     deaths: u32,
     withdrawn: bool,
-    paused: bool,
-    used: bool,
+    /// Whether it is due, its destination not paused, and the stamp a new one.
+    open: bool,
 }
 
 async fn see(
@@ -252,15 +251,15 @@ async fn see(
     };
     let cells = Cells::new(&row, INTENTS);
     let due_ms: Option<i64> = cells.find("due_at")?;
+    let due = due_ms.is_some_and(|due_ms| due_ms <= now_ms);
+    let (paused, used): (bool, bool) = (cells.get("paused")?, cells.get("used")?);
     Ok(Some(Seen {
         run_id: cells.id("run_id")?,
         status: status(&cells)?,
         held: id(&cells, "claim_token")?,
-        due: due_ms.is_some_and(|due_ms| due_ms <= now_ms),
         deaths: count(&cells, "deaths")?,
         withdrawn: cells.get("withdrawn")?,
-        paused: cells.get("paused")?,
-        used: cells.get("used")?,
+        open: due && !paused && !used,
     }))
 }
 
@@ -278,7 +277,7 @@ async fn claim_one(
     if seen.status == IntentStatus::Pending && seen.held == Some(wish.stamp.0) {
         return claimed(connection, now_ms, wish).await;
     }
-    if seen.status != IntentStatus::Pending || !seen.due || seen.paused || seen.used {
+    if seen.status != IntentStatus::Pending || !seen.open {
         return Ok(IntentClaimed::Lost);
     }
     if let Some(held) = seen.held {
