@@ -41,18 +41,19 @@ pub fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
-    match (a, b, c) {
-        // This network, private, loopback; multicast, reserved, broadcast.
-        (0 | 10 | 127 | 224..=255, _, _) => false,
-        // Carriers' NAT; link-local, where clouds keep their metadata.
-        (100, 64..=127, _) | (169, 254, _) => false,
-        (172, 16..=31, _) | (192, 168, _) => false,
-        // Protocol assignments, documentation, 6to4 relays, benchmarks.
-        (192, 0, 0 | 2) | (192, 88, 99) | (198, 18..=19, _) => false,
-        // Documentation.
-        (198, 51, 100) | (203, 0, 113) => false,
-        _ => true,
-    }
+    // This network, private, loopback; multicast, reserved, broadcast.
+    let whole = matches!(a, 0 | 10 | 127 | 224..=255);
+    // Carriers' NAT; link-local, where clouds keep their metadata; private; benchmarks.
+    let half = matches!(
+        (a, b),
+        (100, 64..=127) | (169, 254) | (172, 16..=31) | (192, 168) | (198, 18..=19)
+    );
+    // Protocol assignments, 6to4 relays, documentation.
+    let small = matches!(
+        (a, b, c),
+        (192, 0, 0 | 2) | (192, 88, 99) | (198, 51, 100) | (203, 0, 113)
+    );
+    !(whole || half || small)
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
