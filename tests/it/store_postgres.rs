@@ -5,6 +5,7 @@ mod connections;
 mod failover;
 mod gateways;
 mod lost_replies;
+mod outbox;
 mod plans;
 mod settings;
 mod wakeups;
