@@ -193,7 +193,7 @@ impl Shared {
             }
         };
         let mut won = 0;
-        for claimed in claimed {
+        for (key, claimed) in keys.iter().zip(claimed) {
             match claimed {
                 IntentClaimed::Won(intent) => {
                     won += 1;
@@ -201,7 +201,7 @@ impl Shared {
                 }
                 IntentClaimed::Lost => {}
                 IntentClaimed::Quarantined => {
-                    tracing::warn!("an intent is quarantined: its claims ended without a word");
+                    tracing::warn!(intent = %key.id, "an intent is quarantined: its claims ended without a word");
                     self.finisher.given_up("quarantined");
                 }
             }

@@ -46,9 +46,8 @@ impl Finisher {
         let begun = Instant::now();
         let mut pause = PAUSE_FIRST;
         loop {
-            let error = match self.tell_once(&end).await {
-                Ok(_) => return,
-                Err(error) => error,
+            let Err(error) = self.tell_once(&end).await else {
+                return;
             };
             let is_delivery = matches!(end.end, End::Delivered { .. });
             let worth = claim.holds() || is_delivery && begun.elapsed() < DELIVERED_MAX;

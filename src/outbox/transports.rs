@@ -22,8 +22,8 @@ pub struct Transports {
 }
 
 enum Transport {
-    Http(HttpDestination),
-    Nats(NatsDestination),
+    Http(Box<HttpDestination>),
+    Nats(Box<NatsDestination>),
 }
 
 impl Transports {
@@ -106,7 +106,7 @@ fn transport(kind: &DestinationKind, roots: &mut Roots) -> Result<Transport, Box
             let headers: Vec<_> = headers.collect();
             let ca = ca.as_deref();
             let http = HttpDestination::new(url, &secrets, &headers, *allow_private, ca, roots)?;
-            Ok(Transport::Http(http))
+            Ok(Transport::Http(Box::new(http)))
         }
         DestinationKind::Nats {
             servers,
@@ -115,7 +115,7 @@ fn transport(kind: &DestinationKind, roots: &mut Roots) -> Result<Transport, Box
         } => {
             let (token, credentials) = (token.clone(), credentials.clone());
             let nats = NatsDestination::new(servers, token, credentials, roots)?;
-            Ok(Transport::Nats(nats))
+            Ok(Transport::Nats(Box::new(nats)))
         }
     }
 }

@@ -7,7 +7,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::breaker::Word;
 use crate::domain::intent::{ClaimedIntent, End, Fault, Next, Note, diagnostic};
-use crate::domain::message::Recorded;
+use crate::domain::message::{HeaderBlock, Recorded};
 use crate::domain::workflow::Success;
 
 /// Headers of an answer that are kept for later steps, in bytes; longer ones are not kept at all.
@@ -124,7 +124,7 @@ impl Tried {
         if is_success(success, status) {
             let mut answer = Recorded::new(status.as_u16(), headers, body, None, false);
             if answer.headers.len() > ANSWER_HEADERS_MAX {
-                answer.headers = Default::default();
+                answer.headers = HeaderBlock::default();
             }
             return Self::delivered(Some(answer));
         }

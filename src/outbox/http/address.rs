@@ -41,26 +41,19 @@ pub fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
-    !matches!(
+    // This network, private, loopback; multicast, reserved, broadcast.
+    let whole = matches!(a, 0 | 10 | 127 | 224..=255);
+    // Carriers' NAT; link-local, where clouds keep their metadata; private; benchmarks.
+    let half = matches!(
+        (a, b),
+        (100, 64..=127) | (169, 254) | (172, 16..=31) | (192, 168) | (198, 18..=19)
+    );
+    // Protocol assignments, 6to4 relays, documentation.
+    let small = matches!(
         (a, b, c),
-        // This network, private, loopback.
-        (0 | 10 | 127, _, _)
-            // Carriers' NAT.
-            | (100, 64..=127, _)
-            // Link-local, where clouds keep their metadata.
-            | (169, 254, _)
-            | (172, 16..=31, _)
-            | (192, 168, _)
-            // Protocol assignments, documentation, 6to4 relays.
-            | (192, 0, 0 | 2)
-            | (192, 88, 99)
-            // Benchmarks, documentation.
-            | (198, 18..=19, _)
-            | (198, 51, 100)
-            | (203, 0, 113)
-            // Multicast, reserved, broadcast.
-            | (224..=255, _, _)
-    )
+        (192, 0, 0 | 2) | (192, 88, 99) | (198, 51, 100) | (203, 0, 113)
+    );
+    !(whole || half || small)
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {

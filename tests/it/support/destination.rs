@@ -238,7 +238,7 @@ async fn perform(stream: &mut TcpStream, act: Act) -> Option<()> {
         Act::Headers(status, headers) => answer(stream, status, &headers, b"").await?,
         Act::Raw(bytes) => stream.write_all(bytes).await.ok()?,
         Act::Drip(pause) => {
-            let head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n";
+            let head = b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n";
             stream.write_all(head).await.ok()?;
             loop {
                 tokio::time::sleep(pause).await;

@@ -17,20 +17,20 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Starts one. `None` where nats-server is not installed.
-    pub async fn start() -> Option<Self> {
+    /// Starts one.
+    pub async fn start() -> Self {
         let directory = scratch();
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let process = spawn(port, &directory)?;
+        let process = spawn(port, &directory);
         let nats = Self {
             process,
             port,
             directory,
         };
         nats.listening().await;
-        Some(nats)
+        nats
     }
 
     /// Where it listens.
@@ -46,7 +46,7 @@ impl Nats {
     /// Starts it again, with the same port and data.
     pub async fn restart(&mut self) {
         self.kill();
-        self.process = spawn(self.port, &self.directory).expect("it was there before");
+        self.process = spawn(self.port, &self.directory);
         self.listening().await;
     }
 
@@ -91,22 +91,14 @@ impl Nats {
     }
 }
 
-fn spawn(port: u16, directory: &tempfile::TempDir) -> Option<Process> {
-    let program = ["/usr/sbin/nats-server", "/usr/bin/nats-server"];
-    let program = program
-        .map(PathBuf::from)
-        .into_iter()
-        .find(|path| path.exists())?;
-    let mut command = Command::new(program);
+fn spawn(port: u16, directory: &tempfile::TempDir) -> Process {
+    let places = ["/usr/sbin/nats-server", "/usr/bin/nats-server"].map(PathBuf::from);
+    let program = places.into_iter().find(|path| path.exists());
+    let mut command = Command::new(program.expect("no nats-server; scripts/setup installs it"));
+    let port = port.to_string();
     command
-        .args([
-            "--addr",
-            "127.0.0.1",
-            "--jetstream",
-            "--port",
-            &port.to_string(),
-        ])
+        .args(["--addr", "127.0.0.1", "--jetstream", "--port", &port])
         .arg("--store_dir")
         .arg(directory.path());
-    Some(Process::spawn(command))
+    Process::spawn(command)
 }
