@@ -178,7 +178,7 @@ fn told(
             ("released", out)
         }
         Reservation::Ended(held, _) => return Err(denial::unknown(&held)),
-        Reservation::Superseded(stale) => return Err(denial::stale(&stale)),
+        Reservation::Superseded(late) => return Err(denial::stale(&late)),
         Reservation::OtherRecord => {
             return Err(invalid(
                 "request_id: it claimed another record; draw a new one for each claim",
@@ -217,7 +217,7 @@ async fn heartbeat(
     let beating = async move { gate.beat(&key, token, lease).await };
     match detached(&state.acts, beating).await? {
         Ok(Ok(lease)) => Ok(Json(json!({ "lease_ms": wire::millis(lease) }))),
-        Ok(Err(stale)) => Err(denial::stale(&stale)),
+        Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }
 }
@@ -273,7 +273,7 @@ async fn complete(
             }
             Ok(Json(told))
         }
-        Ok(Err(stale)) => Err(denial::stale(&stale)),
+        Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }
 }
@@ -298,7 +298,7 @@ async fn release(
     tell("release", &caller, &key, outcome);
     match released {
         Ok(Ok(state)) => Ok(Json(json!({ "status": state.word() }))),
-        Ok(Err(stale)) => Err(denial::stale(&stale)),
+        Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }
 }
