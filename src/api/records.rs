@@ -349,15 +349,13 @@ fn record_key(caller: &Caller, path: RecordPath) -> Result<RecordKey, Problem> {
 pub(super) fn path_of(key: &RecordKey) -> String {
     let parts = [key.tenant.as_str(), key.pool.as_str(), key.key.as_str()];
     let encoded = parts.map(|part| {
-        part.bytes().fold(String::new(), |mut path, byte| {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                    path.push(char::from(byte));
-                }
-                byte => path.push_str(&format!("%{byte:02X}")),
+        let encoded = part.bytes().map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
             }
-            path
-        })
+            byte => format!("%{byte:02X}"),
+        });
+        encoded.collect::<String>()
     });
     format!("/v1/records/{}", encoded.join("/"))
 }

@@ -177,7 +177,7 @@ fn told(
             ("released", out)
         }
         Reservation::Ended(held, _) => return Err(denial::unknown(&held)),
-        Reservation::Superseded(stale) => return Err(denial::stale(&stale)),
+        Reservation::Superseded(late) => return Err(denial::stale(&late)),
         Reservation::OtherRecord => {
             return Err(invalid(
                 "request_id: it claimed another record; draw a new one for each claim",
@@ -216,7 +216,7 @@ async fn heartbeat(
     let beating = async move { gate.beat(&key, token, lease).await };
     match detached(&state.acts, beating).await? {
         Ok(Ok(lease)) => Ok(Json(json!({ "lease_ms": wire::millis(lease) }))),
-        Ok(Err(stale)) => Err(denial::stale(&stale)),
+        Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }
 }
@@ -274,7 +274,7 @@ async fn complete(
             }
             Ok(Json(told))
         }
-        Ok(Err(stale)) => Err(denial::stale(&stale)),
+        Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }
 }
@@ -299,7 +299,7 @@ async fn release(
     tell("release", &caller, &key, outcome);
     match released {
         Ok(Ok(state)) => Ok(Json(json!({ "status": state.word() }))),
-        Ok(Err(stale)) => Err(denial::stale(&stale)),
+        Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }
 }

@@ -34,8 +34,8 @@ pub(super) fn not_answered(error: &StoreError) -> Problem {
 }
 
 /// The token is not taken any more. What was decided instead stands in `decision`.
-pub(super) fn stale(stale: &Stale) -> Problem {
-    let detail = match (&stale.state, stale.bears_token) {
+pub(super) fn stale(late: &Stale) -> Problem {
+    let detail = match (&late.state, late.bears_token) {
         (None, _) => "The record is gone; nothing was written.",
         (Some(State::Completed(..)), true) => "This claim is decided already; nothing was written.",
         (Some(State::OutcomeUnknown), true) => {
@@ -48,9 +48,9 @@ pub(super) fn stale(stale: &Stale) -> Problem {
         }
         _ => "Another attempt owns this key now; nothing was written.",
     };
-    let state = stale.state.map(State::word);
+    let state = late.state.map(State::word);
     let problem = Problem::new(Kind::AttemptStale, detail).member("state", state);
-    match &stale.decided {
+    match &late.decided {
         Some(decided) => problem.member("decision", wire::decided(decided)),
         None => problem,
     }

@@ -214,8 +214,8 @@ fn effects_are_a_first_step_before_the_run() {
     assert_eq!(names, ["effects", "pause", "paid", "send"]);
     assert_eq!(both.steps[1].action, Action::Wait { for_ms: 600_000 });
     assert!(both.steps[3].compensation.is_some());
-    let named = read(None, Some(json!({ "workflow": "after-order" })));
-    assert_eq!(named.unwrap().unwrap().name, "after-order");
+    let configured = read(None, Some(json!({ "workflow": "after-order" })));
+    assert_eq!(configured.unwrap().unwrap().name, "after-order");
     for (run, what) in [
         (
             json!({ "workflow": "after-oder" }),
@@ -245,6 +245,28 @@ fn effects_are_a_first_step_before_the_run() {
     let many = vec![json!({ "task": "q" }); EFFECTS_MAX + 1];
     let refused = read(Some(Value::Array(many)), None).unwrap_err();
     assert!(refused.starts_with("effects: write a list of 1 to 1000"));
+}
+
+#[test]
+fn what_follows_a_resolution_is_what_all_routes_of_its_pool_say() {
+    let one = |name: &str| {
+        let steps = Vec::new();
+        let name = name.to_owned();
+        Some(Arc::new(Workflow { name, steps }))
+    };
+    let pool = |id: &str| PoolId::new(id).unwrap();
+    let follow_ups = [
+        (pool("agreed"), vec![one("receipt")]),
+        (pool("torn"), vec![one("receipt"), None, one("parcel")]),
+    ];
+    let catalog = Catalog {
+        follow_ups: follow_ups.into(),
+        ..catalog()
+    };
+    assert_eq!(catalog.follow_up_of(&pool("agreed")), Ok(one("receipt")));
+    assert_eq!(catalog.follow_up_of(&pool("unknown")), Ok(None));
+    let choices = vec!["receipt".to_owned(), "parcel".to_owned()];
+    assert_eq!(catalog.follow_up_of(&pool("torn")), Err(choices));
 }
 
 fn ms() -> impl Strategy<Value = u64> {

@@ -2,13 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Api, complete, release, reserve_with, rows, with};
+use super::{Api, OPERATOR, complete, release, reserve_with, rows, with};
 use crate::support::gateway::Bench;
 
 each_store!(
     a_decision_its_run_and_its_effects_are_committed_together,
     a_stale_token_commits_no_effects_either,
     a_refused_follow_up_writes_nothing,
+    an_operators_resolution_commits_what_it_lets_follow,
 );
 
 fn follow_up() -> Value {
@@ -100,4 +101,36 @@ async fn a_refused_follow_up_writes_nothing(bench: Bench) {
     }
     assert_eq!(rows(&bench.database).await, counted);
     assert_eq!(bench.database.status("k").await, "pending");
+}
+
+async fn an_operators_resolution_commits_what_it_lets_follow(bench: Bench) {
+    let api = Api::start(&bench).await;
+    for (key, more, runs) in [
+        ("nothing", json!({}), 0),
+        ("effects", json!({ "effects": [{ "task": "emails" }] }), 1),
+        (
+            "refused",
+            json!({ "effects": [{ "task": "emails" }], "follow_up": false }),
+            1,
+        ),
+        ("declined", json!({ "follow_up": false }), 1),
+    ] {
+        let token = api.reserve(key).await.token();
+        api.post("release", release(key, &token, "unknown")).await;
+        let path = format!("/v1/records/acme/main/{key}/resolve");
+        let body = with(json!({ "reason": "a test", "status": 201 }), more);
+        let answer = api.request(OPERATOR, &path, &body).send().await;
+        let reply = api.checked(http::Method::POST, &path, Some(&body), answer);
+        if key == "refused" {
+            reply.is_problem(400, "request-invalid");
+            assert_eq!(bench.database.status(key).await, "outcome_unknown");
+        } else {
+            assert_eq!(reply.status, 200, "{key}: {}", reply.json);
+            // The caller's own decision comes too late, and it is told the operator's.
+            let late = api.complete(key, &token).await;
+            late.is_problem(409, "attempt-stale");
+            assert_eq!(late.json["decision"]["status"], 201);
+        }
+        assert_eq!(bench.database.count("eec_run").await, runs, "{key}");
+    }
 }

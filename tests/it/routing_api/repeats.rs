@@ -70,34 +70,24 @@ async fn one_request_id_sent_many_times_at_once_is_one_claim(bench: Bench) {
 async fn a_reply_that_was_lost_is_told_again(bench: Bench) {
     let api = Api::start(&bench).await;
     let body = reserve("k");
-    // The connection is closed before the answer.
-    drop(
-        api.request(SERVICE, "/v1/routing/reserve", &body)
-            .start()
-            .await,
-    );
-    eventually("it was done all the same", async || {
-        bench.database.record("k").await
-    })
-    .await;
+    let unread = api.request(SERVICE, "/v1/routing/reserve", &body);
+    let unread = unread.start().await;
+    eventually("it is claimed", async || bench.database.record("k").await).await;
+    drop(unread);
     let token = api.post("reserve", body).await.token();
     let body = complete("k", &token);
-    drop(
-        api.request(SERVICE, "/v1/routing/complete", &body)
-            .start()
-            .await,
-    );
+    let unread = api.request(SERVICE, "/v1/routing/complete", &body);
+    let unread = unread.start().await;
     eventually("it is committed", async || {
         (bench.database.status("k").await == "completed").then_some(())
     })
     .await;
+    drop(unread);
     let counted = rows(&bench.database).await;
     let told = api.post("complete", body).await;
     assert_eq!(told.status, 200);
-    assert_eq!(
-        api.reserve("k").await.replayed(),
-        told.json["decision"]["id"].as_str().unwrap()
-    );
+    let id = told.json["decision"]["id"].as_str().unwrap();
+    assert_eq!(api.reserve("k").await.replayed(), id);
     assert_eq!(rows(&bench.database).await, counted);
 }
 
