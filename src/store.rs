@@ -313,9 +313,11 @@ pub trait Store: RunStore + OutboxStore {
     /// Things about the set-up that weaken the promise, each as a sentence for the log.
     async fn warnings(&self) -> Result<Vec<String>, StoreError>;
 
-    /// What can be told of the store's own health, beyond [`Self::warnings`]; for
-    /// [`doctor::examine`].
-    async fn doctor(&self) -> Result<Vec<doctor::Finding>, StoreError>;
+    /// What can be told of the store's own health, beyond [`Self::warnings`], for
+    /// [`doctor::examine`]: by default nothing.
+    async fn doctor(&self) -> Result<Vec<doctor::Finding>, StoreError> {
+        Ok(Vec::new())
+    }
 
     /// Finishes what was begun and closes every connection.
     async fn close(&self);

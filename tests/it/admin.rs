@@ -200,13 +200,27 @@ impl Admin {
         target: &str,
         sent: Option<Value>,
     ) -> Reply {
+        self.call_with(method, token, target, sent, HeaderMap::new())
+            .await
+    }
+
+    /// The same, with more headers.
+    async fn call_with(
+        &self,
+        method: Method,
+        token: Option<&str>,
+        target: &str,
+        sent: Option<Value>,
+        headers: HeaderMap,
+    ) -> Reply {
         let uri: Uri = format!("http://{}{target}", self.address).parse().unwrap();
         let body = sent.as_ref().map(Value::to_string).unwrap_or_default();
         let mut request = Request::builder().method(&method).uri(uri);
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Full::from(body)).unwrap();
+        let mut request = request.body(Full::from(body)).unwrap();
+        request.headers_mut().extend(headers);
         let response = self.http.request(request).await.unwrap();
         let (head, body) = response.into_parts();
         let reply = Reply {

@@ -186,7 +186,7 @@ impl Store for Faulty {
     }
 
     async fn ping(&self) -> Result<OffsetDateTime, StoreError> {
-        self.inner.ping().await
+        self.with_fault(self.inner.ping()).await
     }
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {

@@ -74,9 +74,21 @@ pub fn sends(name: &str, effect: Effect) -> Step {
 impl Admin {
     /// The run that a decision on this record starts.
     pub async fn started(&self, key: RecordKey, workflow: &str, steps: Vec<Step>) -> RunKey {
+        self.decided(key, workflow, steps, b"done").await
+    }
+
+    /// The same, of a decision with this body.
+    pub async fn decided(
+        &self,
+        key: RecordKey,
+        workflow: &str,
+        steps: Vec<Step>,
+        answer: &[u8],
+    ) -> RunKey {
         let claim = fixture::claim_of(key);
         self.reserve(&claim).await;
         let mut completion = fixture::completion(&claim);
+        completion.recorded = fixture::answer(answer);
         let workflow = Workflow {
             name: workflow.into(),
             steps,
