@@ -11,18 +11,23 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::doctor;
 use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
+use crate::api::workflow::Catalog;
 use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
+use crate::coordinator::Coordinator;
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
 use crate::ids;
-use crate::lifecycle::{Exit, Shutdown, Signals};
+use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
+use crate::outbox::tasks::Tasks;
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
@@ -36,6 +41,7 @@ use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
 use crate::upkeep::retention::Retention;
+use crate::upkeep::run_retention::RunRetention;
 use crate::upkeep::sweeper::Sweeper;
 use crate::upstream::Upstreams;
 
@@ -65,6 +71,13 @@ struct Running {
     group: Group,
     admin: TaskTracker,
     admin_stop: CancellationToken,
+}
+
+/// What the admin API needs for runs.
+struct RunParts {
+    group: Group,
+    coordinator: Coordinator,
+    bells: Bells,
 }
 
 /// Runs the gateway until it has stopped.
@@ -141,8 +154,22 @@ async fn start(
 
     let group = Group::new(&store, group_options(&config.store));
     let gate = gate(config, &store, &group, secrets.clone(), shutdown);
-    let census = start_upkeep(&config.store, &store, shutdown);
-    let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let census = start_upkeep(config, &store, shutdown);
+    let bells = Bells::default();
+    let runs = RunParts {
+        group: group.clone(),
+        coordinator: Coordinator::new(Arc::clone(&store), group.clone(), bells.clone()),
+        bells,
+    };
+    let state = admin_state(
+        config,
+        &store,
+        &gate,
+        runs,
+        metrics.clone(),
+        census,
+        shutdown,
+    );
     let running = Running {
         store,
         store_tasks,
@@ -278,6 +305,7 @@ fn admin_state(
     config: &Config,
     store: &Arc<dyn Store>,
     gate: &Gate,
+    runs: RunParts,
     metrics: PrometheusHandle,
     census: driver::Handle,
     shutdown: &Shutdown,
@@ -302,17 +330,28 @@ fn admin_state(
         readiness: Arc::new(readiness),
         owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
         changed: Arc::new(move |key| changed.changed(key)),
+        gate: gate.clone(),
+        catalog: Arc::new(Catalog::new(config)),
+        room: Arc::default(),
         acts: shutdown.tasks().clone(),
+        coordinator: runs.coordinator,
+        tasks: Tasks::new(store.clone(), runs.group, runs.bells.clone()),
+        bells: runs.bells,
+        destinations: config
+            .destinations
+            .iter()
+            .map(|known| known.id.clone())
+            .collect(),
+        lease_min: doctor::lease_min(&config.routes, &config.outbox),
+        waits: Arc::new(Semaphore::new(api::WAITS_MAX)),
+        closing: shutdown.soft().clone(),
     }
 }
 
 /// Starts the duties; returns the one whose success tells that the store is there.
-fn start_upkeep(
-    config: &StoreConfig,
-    store: &Arc<dyn Store>,
-    shutdown: &Shutdown,
-) -> driver::Handle {
+fn start_upkeep(config: &Config, store: &Arc<dyn Store>, shutdown: &Shutdown) -> driver::Handle {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let (keep, config) = (config.keep, &config.store);
     let timing = |period| Timing {
         period,
         deadline: config.operation_timeout * 2,
@@ -321,6 +360,8 @@ fn start_upkeep(
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
+    let run_retention = RunRetention::new(Arc::clone(store), keep);
+    driver::start(run_retention, timing(config.purge_interval), tasks, soft);
     let census = Census::new(Arc::clone(store));
     driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
 }

@@ -12,6 +12,7 @@
 //! - Sending the same operation again after a lost reply changes nothing more and gives the same
 //!   answer: claims are recognised by their token, completions by their decision id.
 
+pub mod doctor;
 pub mod group;
 pub mod migrate;
 pub mod open;
@@ -297,7 +298,8 @@ pub trait Store: RunStore + OutboxStore {
         audit: &Audit,
     ) -> Result<Resolved, StoreError>;
 
-    /// Deletes one record that is `completed` or `failed_before_commit`, with its decision.
+    /// Deletes one record that is `completed` or `failed_before_commit`, with its decision; not while
+    /// a run that is not final holds it.
     async fn purge_one(&self, key: &RecordKey, audit: &Audit) -> Result<Resolved, StoreError>;
 
     // --- the whole ---
@@ -310,6 +312,10 @@ pub trait Store: RunStore + OutboxStore {
 
     /// Things about the set-up that weaken the promise, each as a sentence for the log.
     async fn warnings(&self) -> Result<Vec<String>, StoreError>;
+
+    /// What can be told of the store's own health, beyond [`Self::warnings`]; for
+    /// [`doctor::examine`].
+    async fn doctor(&self) -> Result<Vec<doctor::Finding>, StoreError>;
 
     /// Finishes what was begun and closes every connection.
     async fn close(&self);

@@ -23,7 +23,7 @@ mod http2;
 mod outgoing;
 mod socket;
 mod target;
-mod tls;
+pub mod tls;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -40,6 +40,8 @@ create index eec_run_run_id on eec_run (run_id);
 create index eec_run_due_at on eec_run (due_at) where due_at is not null;
 -- How operators find what does not go on by itself.
 create index eec_run_stuck on eec_run (tenant_scope, run_id) where status = 'stuck';
+-- How the gauges count what is not over.
+create index eec_run_open on eec_run (status) where status in ('running', 'waiting', 'stuck');
 -- How retention finds what is over.
 create index eec_run_ended_at on eec_run (ended_at) where ended_at is not null;
 
@@ -97,6 +99,8 @@ create table eec_effect_intent (
     withdrawn           boolean     not null default false,
     -- Its run does not know the present status yet.
     changed             boolean     not null default false,
+    -- Whether the bytes to send are still there; those of what is dead are not kept for ever.
+    has_body            boolean     not null default true,
     -- Of the newest try.
     outcome             text,
     answer_status       integer,
@@ -117,6 +121,9 @@ create index eec_effect_intent_changed on eec_effect_intent (tenant_scope, run_i
 create index eec_effect_intent_intent_id on eec_effect_intent (intent_id);
 create index eec_effect_intent_dead on eec_effect_intent (tenant_scope, destination, ended_at)
     where status in ('dead', 'quarantined');
+-- How retention finds bytes of what is dead for long.
+create index eec_effect_intent_dead_body on eec_effect_intent (ended_at)
+    where has_body and status in ('dead', 'quarantined');
 -- How the oldest that is not sent is found.
 create index eec_effect_intent_unsent on eec_effect_intent (first_due_at)
     where status = 'pending' and first_due_at is not null;

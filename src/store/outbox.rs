@@ -1,5 +1,6 @@
 //! The durable half of the outbox: intents, their claims and their ends.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -7,8 +8,8 @@ use time::OffsetDateTime;
 
 use super::{Audit, Resolved, StoreError};
 use crate::domain::intent::{
-    ClaimWish, Destination, Finish, Finished, IntentClaimed, IntentId, IntentKey, IntentStatus,
-    Sending, Stamp,
+    ClaimWish, Destination, End, Finish, Finished, IntentClaimed, IntentId, IntentKey,
+    IntentStatus, Note, Sending, Stamp, diagnostic,
 };
 use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
@@ -123,13 +124,24 @@ pub struct Pause {
 /// Figures for the gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OutboxCensus {
-    /// Intents by status, each counted up to [`COUNT_MAX`].
+    /// Intents whose turn has come and that are not over, `dead` and `quarantined` ones, each
+    /// counted up to [`COUNT_MAX`]. Nobody can count the others at a bounded cost.
     pub intents: Vec<(IntentStatus, u64)>,
     /// Runs by status, of those that are not final, each counted up to [`COUNT_MAX`].
     pub runs: Vec<(crate::domain::run::RunStatus, u64)>,
     /// Since when the turn of the oldest pending intent has come.
     pub oldest_pending: Option<Duration>,
 }
+
+/// The longest outcome that is kept, in bytes.
+const OUTCOME_BYTES_MAX: usize = 64;
+
+/// The audit log's word for an intent that an operator gave up.
+pub(super) const DISCARDED_INTENT: &str = "discarded_intent";
+/// The audit log's word for a destination to which nothing is sent any more.
+pub(super) const PAUSED_DESTINATION: &str = "paused_destination";
+/// The audit log's word for a destination to which it is sent again.
+pub(super) const RESUMED_DESTINATION: &str = "resumed_destination";
 
 /// Counts of the census end here, so that their cost is bounded.
 pub const COUNT_MAX: u32 = 100_000;
@@ -178,4 +190,36 @@ pub trait OutboxStore: Send + Sync + 'static {
 
     /// Counts for the gauges; bounded in cost.
     async fn outbox_census(&self) -> Result<OutboxCensus, StoreError>;
+}
+
+/// How the attempt stands that this end closes.
+pub(super) fn attempt_status(end: &End) -> &'static str {
+    match end {
+        End::Delivered { .. } => "delivered",
+        End::Again { .. } | End::Dead { .. } => "failed",
+        End::GivenBack { .. } => "released",
+    }
+}
+
+/// The outcome as it is kept: a word, whatever a worker calls it.
+pub(super) fn outcome_word(note: &Note) -> String {
+    let word = note.outcome.chars().filter(|c| c.is_ascii_graphic());
+    word.take(OUTCOME_BYTES_MAX).collect()
+}
+
+/// What is told of a try, fit to be kept.
+pub(super) fn note_text(note: &Note) -> Option<String> {
+    note.diagnostic.as_deref().map(diagnostic)
+}
+
+/// For each end of a batch the first one that tells the same; an end that is the first is its own.
+pub(super) fn first_told(ends: &[Finish]) -> Vec<usize> {
+    let mut first = HashMap::new();
+    let place = |(index, end): (usize, &Finish)| {
+        let told = (end.key.clone(), end.stamp, attempt_status(&end.end));
+        *first
+            .entry((told, outcome_word(&end.note)))
+            .or_insert(index)
+    };
+    ends.iter().enumerate().map(place).collect()
 }

@@ -14,10 +14,13 @@
 //!   key, whatever the statistics say.
 
 mod batch;
+mod complete;
+mod doctor;
 mod hosts;
 mod operator;
 mod outbox;
 mod pool;
+mod remembered;
 mod routing;
 mod row;
 mod run;
@@ -49,6 +52,7 @@ use self::run::{Repeat, Runner, fixed};
 use self::session::Sessions;
 use self::upkeep::Sweep;
 use self::wakeup::Wakeups;
+use super::doctor::Finding;
 use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
@@ -75,6 +79,8 @@ pub struct PostgresStore {
     runner: Runner,
     sessions: Arc<Sessions>,
     sweep: Mutex<Sweep>,
+    /// Where retention stands among the decisions.
+    purged_to: Mutex<OffsetDateTime>,
     wakeups: Arc<Wakeups>,
     stop: CancellationToken,
 }
@@ -111,6 +117,7 @@ impl PostgresStore {
             },
             sessions,
             sweep: Mutex::new(Sweep::new()),
+            purged_to: Mutex::new(OffsetDateTime::UNIX_EPOCH),
             wakeups,
             stop,
         })
@@ -143,10 +150,10 @@ async fn prepare(
 impl Store for PostgresStore {
     async fn remembered(
         &self,
-        _tenant: &TenantScope,
-        _request_id: Uuid,
+        tenant: &TenantScope,
+        request_id: Uuid,
     ) -> Result<Option<Remembered>, StoreError> {
-        Err(StoreError::Closed)
+        self.runner.remembered(tenant, request_id).await
     }
 
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
@@ -212,7 +219,8 @@ impl Store for PostgresStore {
     }
 
     async fn purge(&self, limit: u32) -> Result<Purged, StoreError> {
-        self.runner.purge(limit).await
+        let mut at = self.purged_to.lock().await;
+        self.runner.purge(&mut at, limit).await
     }
 
     async fn census(&self) -> Result<Census, StoreError> {
@@ -271,6 +279,10 @@ impl Store for PostgresStore {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         self.runner.warnings(self.sessions.pooled()).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, StoreError> {
+        self.runner.doctor(&self.wakeups).await
     }
 
     async fn close(&self) {

@@ -1,5 +1,9 @@
 //! The durable half of the coordinator: runs, their history, their timers.
 
+pub(super) mod change;
+pub(super) mod columns;
+pub(super) mod due;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use time::OffsetDateTime;

@@ -13,12 +13,14 @@
 mod batches;
 mod checkpoint;
 mod clock;
+mod doctor;
 mod failure;
 mod lock;
 mod operators;
 mod outbox;
 mod place;
 mod records;
+mod remembered;
 mod rows;
 mod runs;
 mod secrets;
@@ -50,6 +52,7 @@ pub use self::lock::FileLock;
 use self::clock::Clock;
 use self::failure::Stage;
 use self::writer::{Work, Writer};
+use super::doctor::Finding;
 use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
@@ -185,10 +188,14 @@ impl SqliteStore {
 impl Store for SqliteStore {
     async fn remembered(
         &self,
-        _tenant: &TenantScope,
-        _request_id: Uuid,
+        tenant: &TenantScope,
+        request_id: Uuid,
     ) -> Result<Option<Remembered>, StoreError> {
-        Err(StoreError::Closed)
+        let tenant = tenant.clone();
+        self.read(move |connection, now_ms| {
+            async move { remembered::find(connection, now_ms, &tenant, request_id).await }.boxed()
+        })
+        .await
     }
 
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
@@ -358,6 +365,11 @@ impl Store for SqliteStore {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         Ok(self.warnings.clone())
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, StoreError> {
+        self.read(|connection, _| doctor::doctor(connection).boxed())
+            .await
     }
 
     async fn close(&self) {

@@ -63,7 +63,7 @@ impl SendProgress {
     }
 
     /// The request is about to be handed over. False: it must not be.
-    pub(super) fn claim(&self) -> bool {
+    pub fn claim(&self) -> bool {
         let forbidden = || self.0.may_send.as_ref().is_some_and(|may_send| !may_send());
         if self.0.step.load(Ordering::SeqCst) == NOTHING && forbidden() {
             let _ = self.step(NOTHING, ABANDONED);

@@ -1,4 +1,4 @@
-//! Whom a pool trusts. Verification can't be turned off.
+//! Whom a client of this program trusts. Verification can't be turned off.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,16 +9,17 @@ use rustls_pki_types::pem::PemObject;
 use tokio_rustls::TlsConnector;
 
 use super::UpstreamError;
+use crate::body::BoxError;
 use crate::config::PoolConfig;
-use crate::domain::scope::PoolId;
 
 /// ALPN's name of HTTP/2.
-pub(super) const H2: &[u8] = b"h2";
-const HTTP1: &[u8] = b"http/1.1";
+pub(crate) const H2: &[u8] = b"h2";
+/// ALPN's name of HTTP/1.1.
+pub(crate) const HTTP1: &[u8] = b"http/1.1";
 
-/// The system's certificates, read once and only if some pool needs them.
+/// The system's certificates, read once and only if they are needed.
 #[derive(Default)]
-pub(super) struct Roots(Option<RootCertStore>);
+pub struct Roots(Option<RootCertStore>);
 
 /// A pool's TLS.
 #[derive(Clone)]
@@ -31,25 +32,18 @@ pub(super) struct Tls {
 
 impl Tls {
     pub(super) fn new(config: &PoolConfig, roots: &mut Roots) -> Result<Self, UpstreamError> {
-        let mut roots = roots.system();
-        if let Some(path) = &config.ca {
-            add(&mut roots, path, &config.id)?;
-        }
-        if roots.is_empty() {
+        let trusted = roots.with(config.ca.as_deref());
+        let trusted = trusted.map_err(|source| UpstreamError::Ca {
+            pool: config.id.clone(),
+            path: config.ca.clone().unwrap_or_default(),
+            source,
+        })?;
+        if trusted.is_empty() {
             let pool = config.id.clone();
             return Err(UpstreamError::NoRoots { pool });
         }
-        let roots = Arc::new(roots);
-        let connector = |alpn: &[&[u8]]| {
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let mut config = ClientConfig::builder_with_provider(provider)
-                .with_safe_default_protocol_versions()
-                .expect("ring has the default protocol versions")
-                .with_root_certificates(roots.clone())
-                .with_no_client_auth();
-            config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-            TlsConnector::from(Arc::new(config))
-        };
+        let connector =
+            |alpn: &[&[u8]]| TlsConnector::from(Arc::new(client_config(trusted.clone(), alpn)));
         Ok(Self {
             any: connector(&[H2, HTTP1]),
             http1: connector(&[HTTP1]),
@@ -57,7 +51,32 @@ impl Tls {
     }
 }
 
+/// A client that trusts these and no others, and offers these protocols.
+#[must_use]
+pub fn client_config(roots: RootCertStore, alpn: &[&[u8]]) -> ClientConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has the default protocol versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
 impl Roots {
+    /// The system's certificates and those of a PEM file; may be none at all.
+    ///
+    /// # Errors
+    /// When the file can't be read or holds no certificate.
+    pub fn with(&mut self, ca: Option<&Path>) -> Result<RootCertStore, BoxError> {
+        let mut roots = self.system();
+        if let Some(path) = ca {
+            add(&mut roots, path)?;
+        }
+        Ok(roots)
+    }
+
     fn system(&mut self) -> RootCertStore {
         let read = || {
             let system = rustls_native_certs::load_native_certs();
@@ -72,21 +91,13 @@ impl Roots {
     }
 }
 
-fn add(roots: &mut RootCertStore, path: &Path, pool: &PoolId) -> Result<(), UpstreamError> {
-    let unusable = |source| UpstreamError::Ca {
-        pool: pool.clone(),
-        path: path.to_owned(),
-        source,
-    };
+fn add(roots: &mut RootCertStore, path: &Path) -> Result<(), BoxError> {
     let before = roots.len();
-    let file = CertificateDer::pem_file_iter(path).map_err(|error| unusable(error.into()))?;
-    for certificate in file {
-        let certificate = certificate.map_err(|error| unusable(error.into()))?;
-        let added = roots.add(certificate);
-        added.map_err(|error| unusable(error.into()))?;
+    for certificate in CertificateDer::pem_file_iter(path)? {
+        roots.add(certificate?)?;
     }
     if roots.len() == before {
-        return Err(unusable("the file holds no certificate".into()));
+        return Err("the file holds no certificate".into());
     }
     Ok(())
 }

@@ -36,6 +36,9 @@ macro_rules! on_postgres {
 mod content;
 mod crash;
 mod duplicates;
+mod effects;
+mod effects_faults;
+mod effects_load;
 mod fingerprint;
 mod framing;
 mod front_proxy;
@@ -43,6 +46,7 @@ mod keys;
 mod late_owners;
 mod pooler;
 mod replay;
+mod runs;
 mod store_outage;
 mod store_trouble;
 mod streaming;

@@ -1,4 +1,12 @@
-//! Intents: found, claimed, ended.
+//! Intents: found and claimed ([`claims`]), ended ([`ends`]), looked at ([`operators`]).
+//!
+//! An intent's row is locked before any row of its attempts, and rows of a batch in the order of
+//! their keys, so two batches can't wait for each other.
+
+mod claims;
+mod ends;
+mod operators;
+mod rows;
 
 use async_trait::async_trait;
 
@@ -13,52 +21,52 @@ use crate::store::{Audit, Resolved, StoreError};
 
 #[async_trait]
 impl OutboxStore for PostgresStore {
-    async fn lanes(&self, _after: Option<&Lane>, _limit: u32) -> Result<Vec<Lane>, StoreError> {
-        Err(StoreError::Closed)
+    async fn lanes(&self, after: Option<&Lane>, limit: u32) -> Result<Vec<Lane>, StoreError> {
+        self.runner.lanes(after, limit).await
     }
 
-    async fn due(&self, _wishes: &[LaneWish]) -> Result<Vec<IntentKey>, StoreError> {
-        Err(StoreError::Closed)
+    async fn due(&self, wishes: &[LaneWish]) -> Result<Vec<IntentKey>, StoreError> {
+        self.runner.due(wishes).await
     }
 
-    async fn claim(&self, _wishes: &[ClaimWish]) -> Result<Vec<IntentClaimed>, StoreError> {
-        Err(StoreError::Closed)
+    async fn claim(&self, wishes: &[ClaimWish]) -> Result<Vec<IntentClaimed>, StoreError> {
+        self.runner.claim(wishes).await
     }
 
-    async fn extend(&self, _beats: &[ClaimBeat]) -> Result<Vec<bool>, StoreError> {
-        Err(StoreError::Closed)
+    async fn extend(&self, beats: &[ClaimBeat]) -> Result<Vec<bool>, StoreError> {
+        self.runner.extend(beats).await
     }
 
-    async fn finish(&self, _ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
-        Err(StoreError::Closed)
+    async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
+        self.runner.finish_tries(ends).await
     }
 
-    async fn find_intent(&self, _id: IntentId) -> Result<Option<IntentLine>, StoreError> {
-        Err(StoreError::Closed)
+    async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
+        self.runner.intent(id).await
     }
 
-    async fn find_intents(&self, _search: &IntentSearch) -> Result<Vec<IntentLine>, StoreError> {
-        Err(StoreError::Closed)
+    async fn find_intents(&self, search: &IntentSearch) -> Result<Vec<IntentLine>, StoreError> {
+        self.runner.intents(search).await
     }
 
-    async fn discard(&self, _key: &IntentKey, _audit: &Audit) -> Result<Resolved, StoreError> {
-        Err(StoreError::Closed)
+    async fn discard(&self, key: &IntentKey, audit: &Audit) -> Result<Resolved, StoreError> {
+        self.runner.discard_intent(key, audit).await
     }
 
     async fn set_paused(
         &self,
-        _destination: &Destination,
-        _paused: bool,
-        _audit: &Audit,
+        destination: &Destination,
+        paused: bool,
+        audit: &Audit,
     ) -> Result<(), StoreError> {
-        Err(StoreError::Closed)
+        self.runner.pause(destination, paused, audit).await
     }
 
     async fn paused(&self) -> Result<Vec<Pause>, StoreError> {
-        Err(StoreError::Closed)
+        self.runner.pauses().await
     }
 
     async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
-        Err(StoreError::Closed)
+        self.runner.count_intents().await
     }
 }

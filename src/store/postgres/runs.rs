@@ -1,4 +1,14 @@
-//! Runs: loaded, moved on by a conditional update, told to operators.
+//! Runs: begun with their decision, moved on by a conditional update, told to operators.
+//!
+//! Reading order: [`parts`] inserts what belongs to a run, [`load`] reads what a tick is made from,
+//! [`commit`] writes it; [`search`] is for people, [`purge`] for retention.
+
+mod commit;
+mod load;
+pub(super) mod parts;
+mod purge;
+mod rows;
+mod search;
 
 use async_trait::async_trait;
 
@@ -12,55 +22,55 @@ use crate::store::runs::{Attempt, RunLine, RunSearch, RunStore, RunsPurged, Tran
 
 #[async_trait]
 impl RunStore for PostgresStore {
-    async fn runs_due(&self, _limit: u32) -> Result<Vec<RunKey>, StoreError> {
-        Err(StoreError::Closed)
+    async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError> {
+        self.runner.runs_due(limit).await
     }
 
-    async fn load_runs(&self, _keys: &[RunKey]) -> Result<Vec<Option<LoadedRun>>, StoreError> {
-        Err(StoreError::Closed)
+    async fn load_runs(&self, keys: &[RunKey]) -> Result<Vec<Option<LoadedRun>>, StoreError> {
+        self.runner.load_runs(keys).await
     }
 
-    async fn is_applied(&self, _key: &RunKey, _stamp: Stamp) -> Result<bool, StoreError> {
-        Err(StoreError::Closed)
+    async fn is_applied(&self, key: &RunKey, stamp: Stamp) -> Result<bool, StoreError> {
+        self.runner.is_applied(key, stamp).await
     }
 
-    async fn commit_ticks(&self, _ticks: &[TickCommit]) -> Result<Vec<TickCommitted>, StoreError> {
-        Err(StoreError::Closed)
+    async fn commit_ticks(&self, ticks: &[TickCommit]) -> Result<Vec<TickCommitted>, StoreError> {
+        self.runner.commit_ticks(ticks).await
     }
 
-    async fn find_run(&self, _id: RunId) -> Result<Option<RunKey>, StoreError> {
-        Err(StoreError::Closed)
+    async fn find_run(&self, id: RunId) -> Result<Option<RunKey>, StoreError> {
+        self.runner.find_run(id).await
     }
 
-    async fn show_run(&self, _key: &RunKey) -> Result<Option<RunLine>, StoreError> {
-        Err(StoreError::Closed)
+    async fn show_run(&self, key: &RunKey) -> Result<Option<RunLine>, StoreError> {
+        self.runner.show_run(key).await
     }
 
     async fn run_answer(
         &self,
-        _key: &RunKey,
+        key: &RunKey,
     ) -> Result<Option<(RunStatus, Option<Recorded>)>, StoreError> {
-        Err(StoreError::Closed)
+        self.runner.run_answer(key).await
     }
 
-    async fn find_runs(&self, _search: &RunSearch) -> Result<Vec<RunLine>, StoreError> {
-        Err(StoreError::Closed)
+    async fn find_runs(&self, search: &RunSearch) -> Result<Vec<RunLine>, StoreError> {
+        self.runner.find_runs(search).await
     }
 
     async fn transitions(
         &self,
-        _key: &RunKey,
-        _after: i64,
-        _limit: u32,
+        key: &RunKey,
+        after: i64,
+        limit: u32,
     ) -> Result<Vec<Transition>, StoreError> {
-        Err(StoreError::Closed)
+        self.runner.transitions(key, after, limit).await
     }
 
-    async fn attempts(&self, _key: &RunKey, _limit: u32) -> Result<Vec<Attempt>, StoreError> {
-        Err(StoreError::Closed)
+    async fn attempts(&self, key: &RunKey, limit: u32) -> Result<Vec<Attempt>, StoreError> {
+        self.runner.attempts(key, limit).await
     }
 
-    async fn purge_runs(&self, _keep: Keep, _limit: u32) -> Result<RunsPurged, StoreError> {
-        Err(StoreError::Closed)
+    async fn purge_runs(&self, keep: Keep, limit: u32) -> Result<RunsPurged, StoreError> {
+        self.runner.purge_runs(keep, limit).await
     }
 }

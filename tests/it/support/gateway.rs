@@ -171,6 +171,18 @@ impl Setup {
         self.first("pool", lines)
     }
 
+    /// A token of the admin API.
+    #[must_use]
+    pub fn token(mut self, lines: &str) -> Self {
+        let tokens = self.config.entry("token");
+        let tokens = tokens.or_insert_with(|| toml::Value::Array(Vec::new()));
+        tokens
+            .as_array_mut()
+            .expect("a list")
+            .push(parse(lines).into());
+        self
+    }
+
     /// Lines for a section such as `limits`.
     #[must_use]
     pub fn section(mut self, name: &str, lines: &str) -> Self {
@@ -181,6 +193,48 @@ impl Setup {
         let section = section.as_table_mut().expect("a section");
         section.extend(parse(lines));
         self
+    }
+
+    /// One more table of this list, such as `destination` or `workflow`.
+    #[must_use]
+    pub fn more(mut self, name: &str, lines: &str) -> Self {
+        let list = self
+            .config
+            .entry(name)
+            .or_insert_with(|| toml::Value::Array(Vec::new()));
+        list.as_array_mut()
+            .expect("a list")
+            .push(parse(lines).into());
+        self
+    }
+
+    /// The destination `hook` at this upstream, quick to try again.
+    #[must_use]
+    pub fn hook(self, at: &Upstream) -> Self {
+        let lines = format!(
+            "id = \"hook\"\nurl = \"{}\"\nallow_private = true\ntimeout = \"5s\"\n\
+             retry = {{ first = \"100ms\", max = \"500ms\", horizon = \"1h\", faults = 2 }}",
+            at.url()
+        );
+        self.more("destination", &lines)
+    }
+
+    /// Tokens of the admin API: `operator-token`, `service-token`, `worker-token`.
+    #[must_use]
+    pub fn tokens(self) -> Self {
+        ["operator", "service", "worker"]
+            .into_iter()
+            .fold(self, |setup, role| {
+                let lines = format!(
+                    "name = \"{role}\"\nrole = \"{role}\"\nsecret = \"${{env:TEST_{}}}\"",
+                    role.to_uppercase()
+                );
+                let variable = (
+                    format!("TEST_{}", role.to_uppercase()),
+                    format!("{role}-token-of-a-test"),
+                );
+                setup.more("token", &lines).environment(vec![variable])
+            })
     }
 
     /// Goes to the store by this URL, such as a proxy's.
@@ -292,6 +346,13 @@ impl TestGateway {
     /// A request to the admin listener.
     pub fn admin_call(&self, method: &str, target: &str) -> Call {
         Call::new(self.admin, method, target)
+    }
+
+    /// A request to the API under the token of this role.
+    pub fn api(&self, role: &str, method: &str, target: &str) -> Call {
+        let token = format!("Bearer {role}-token-of-a-test");
+        self.admin_call(method, target)
+            .header("authorization", token)
     }
 
     /// Waits until traffic may come.
