@@ -149,12 +149,9 @@ pub(super) fn unknown<'n, T>(
     name: &str,
     known: impl Iterator<Item = &'n str>,
 ) {
+    let key = if what == "workflow" { "name" } else { "id" };
     let hint = nearest(name, known).map_or_else(
-        || {
-            let key = if what == "pool" { "id" } else { "name" };
-            let key = if what == "destination" { "id" } else { key };
-            format!("add a [[{what}]] with this {key}")
-        },
+        || format!("add a [[{what}]] with this {key}"),
         |near| format!("did you mean \"{near}\"?"),
     );
     section.report.error(

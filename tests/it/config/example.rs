@@ -131,6 +131,20 @@ fn every_key_is_in_the_example() {
     }
 }
 
+#[test]
+fn every_key_is_in_the_manual() {
+    let manual = include_str!("../../../docs/CONFIGURATION.md");
+    let dir = tempfile::tempdir().unwrap();
+    let loaded = load_text_in(everything(dir.path()), &secrets()).unwrap();
+    let settings = loaded.report.settings.iter();
+    for setting in settings.filter(|setting| !setting.name.contains(".headers.")) {
+        let key = setting.name.rsplit('.').next().unwrap();
+        let forms = [format!("`{key}`"), format!("`{key} = "), format!(".{key}`")];
+        let told = forms.iter().any(|form| manual.contains(form));
+        assert!(told, "{} is not in the manual", setting.name);
+    }
+}
+
 /// The name of the table that a setting stands in.
 fn parent(name: &str) -> &str {
     let table = name.rsplit('.').nth(1).unwrap_or_default();
