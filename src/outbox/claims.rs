@@ -5,6 +5,7 @@
 //! unanswered one changes nothing.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,10 @@ use crate::telemetry::Chain;
 
 /// Heartbeats in one batch.
 const BATCH_MAX: usize = 256;
+
+/// How often the end of the last claims is looked for while stopping; also the shortest time
+/// between heartbeats.
+const LINGER: Duration = Duration::from_millis(50);
 
 /// Every claim of this process. Clones are the same.
 #[derive(Clone)]
@@ -31,6 +36,8 @@ pub struct Claim {
     stamp: Stamp,
     /// `None`: somebody else has it.
     until: Mutex<Option<Instant>>,
+    /// Its end is on its way to the store, which may have let it go already.
+    ending: AtomicBool,
 }
 
 /// A claim that is kept alive until this is dropped.
@@ -73,12 +80,14 @@ impl Claims {
             key,
             stamp,
             until: Mutex::new(Some(asked + self.lease)),
+            ending: AtomicBool::new(false),
         }
     }
 
     /// Beats until the shutdown was asked for and nothing is held any more.
     pub async fn beat(self, store: Arc<dyn OutboxStore>, soft: CancellationToken) {
-        let mut interval = tokio::time::interval(self.lease / 3);
+        let third = (self.lease / 3).max(LINGER);
+        let mut interval = tokio::time::interval(third);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // What is still held then is settled soon: look often enough not to keep the process.
         while soft.run_until_cancelled(interval.tick()).await.is_some() {
@@ -87,7 +96,7 @@ impl Claims {
         let mut last = Instant::now();
         while !self.held().is_empty() {
             tokio::time::sleep(LINGER).await;
-            if last.elapsed() >= self.lease / 3 {
+            if last.elapsed() >= third {
                 last = Instant::now();
                 self.beat_once(&*store).await;
             }
@@ -122,14 +131,16 @@ impl Claims {
     }
 }
 
-/// How often the end of the last claims is looked for while stopping.
-const LINGER: Duration = Duration::from_millis(50);
-
 impl Claim {
     /// Whether it certainly is still ours.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.until().is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Says that its end is on its way to the store.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::Release);
     }
 
     fn beat(&self, lease: Duration) -> ClaimBeat {
@@ -143,7 +154,7 @@ impl Claim {
     /// What the store said; a claim that was lost never comes back.
     fn note(&self, extended: Option<Instant>) {
         let mut until = self.until();
-        if extended.is_none() && until.is_some() {
+        if extended.is_none() && until.is_some() && !self.ending.load(Ordering::Acquire) {
             tracing::warn!(
                 intent = %self.key.id,
                 "another worker has an intent that is being sent here; its receiver may see it twice, with the same key"

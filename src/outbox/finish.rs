@@ -42,6 +42,7 @@ impl Finisher {
 
     /// Tells an end until it is heard, or is not worth it any more.
     pub async fn tell(&self, mut end: Finish, claim: &Claim) {
+        claim.end();
         let begun = Instant::now();
         let mut pause = PAUSE_FIRST;
         loop {
@@ -51,7 +52,8 @@ impl Finisher {
             };
             let is_delivery = matches!(end.end, End::Delivered { .. });
             let worth = claim.holds() || is_delivery && begun.elapsed() < DELIVERED_MAX;
-            if !worth || begun.elapsed() >= TELL_MAX || self.hard.is_cancelled() {
+            let closed = self.hard.is_cancelled() || matches!(*error, StoreError::Closed);
+            if !worth || closed || begun.elapsed() >= TELL_MAX {
                 tracing::warn!(
                     intent = %end.key.id,
                     outcome = end.note.outcome,
@@ -60,7 +62,7 @@ impl Finisher {
                 );
                 return;
             }
-            if !error.may_have_happened() {
+            if matches!(*error, StoreError::Refused(_)) {
                 // Should this text be what the store can't take, the rest is still recorded.
                 end.note.diagnostic = None;
             }

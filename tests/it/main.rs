@@ -7,6 +7,7 @@ mod cli;
 mod config;
 mod listener;
 mod openapi;
+mod outbox;
 mod promises;
 mod store_conformance;
 mod store_group;

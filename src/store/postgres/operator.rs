@@ -7,9 +7,7 @@ use uuid::Uuid;
 
 use super::batch::bind_key;
 use super::complete::{HAPPENED_WITH_RUN, bind_starts};
-use super::row::{
-    get, holds, record, record_columns, record_key, to_ms, to_text, us_from_now, valid_us,
-};
+use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;

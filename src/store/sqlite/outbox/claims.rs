@@ -18,7 +18,7 @@ use crate::store::sqlite::failure::{self, Stage};
 use crate::store::sqlite::rows::{Cells, between, span_ms};
 
 /// From lane to lane by look-ups in the index, however long their backlogs are.
-const LANES: &str = "\
+pub const LANES: &str = "\
     with recursive lane(id) as ( \
         select (select rowid from eec_effect_intent \
                 where due_at is not null and (tenant_scope, destination) > (?1, ?2) \
@@ -38,7 +38,7 @@ const LANES: &str = "\
                       where p.destination = i.destination) \
     limit ?4";
 
-const DUE: &str = "\
+pub const DUE: &str = "\
     select intent_id from eec_effect_intent \
     where tenant_scope = ?1 and destination = ?2 and due_at <= ?3 order by due_at limit ?4";
 
