@@ -11,11 +11,14 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::doctor;
 use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
+use crate::api::workflow::Catalog;
 use crate::api::{self, AdminState};
 use crate::config::{Config, Route, StoreConfig};
 use crate::coordinator::Coordinator;
@@ -24,6 +27,7 @@ use crate::domain::secret::Secrets;
 use crate::driver::{self, Timing};
 use crate::ids;
 use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
+use crate::outbox::tasks::Tasks;
 use crate::outbox::{Outbox, OutboxParts};
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
@@ -41,6 +45,7 @@ use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
 use crate::upkeep::retention::Retention;
+use crate::upkeep::run_retention::RunRetention;
 use crate::upkeep::sweeper::Sweeper;
 use crate::upkeep::ticker::Ticker;
 use crate::upstream::Upstreams;
@@ -72,6 +77,13 @@ struct Running {
     group: Group,
     admin: TaskTracker,
     admin_stop: CancellationToken,
+}
+
+/// What the admin API needs for runs.
+struct RunParts {
+    group: Group,
+    coordinator: Coordinator,
+    bells: Bells,
 }
 
 /// Runs the gateway until it has stopped.
@@ -149,8 +161,28 @@ async fn start(
     let group = Group::new(&store, group_options(&config.store));
     let bells = Bells::default();
     let gate = gate(config, &store, &group, secrets.clone(), &bells, shutdown);
-    let census = start_upkeep(&config.store, &store, shutdown);
-    let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let census = start_upkeep(config, &store, shutdown);
+    let runs = RunParts {
+        group: group.clone(),
+        coordinator: Coordinator::new(Arc::clone(&store), group.clone(), bells.clone()),
+        bells,
+    };
+    start_runs(config, &store, &runs, &upstreams, shutdown)?;
+    let watch = Watch {
+        gate: gate.clone(),
+        coordinator: runs.coordinator.clone(),
+        poll_interval: config.store.poll_interval,
+        draining: shutdown.soft().clone(),
+    };
+    let state = admin_state(
+        config,
+        &store,
+        &gate,
+        runs,
+        metrics.clone(),
+        census,
+        shutdown,
+    );
     let running = Running {
         store,
         store_tasks,
@@ -165,13 +197,6 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    let coordinator = start_runs(config, &running, &upstreams, &bells, shutdown)?;
-    let watch = Watch {
-        gate: gate.clone(),
-        coordinator,
-        poll_interval: config.store.poll_interval,
-        draining: shutdown.soft().clone(),
-    };
     let proxy = proxy(
         config,
         &running.store,
@@ -318,6 +343,7 @@ fn admin_state(
     config: &Config,
     store: &Arc<dyn Store>,
     gate: &Gate,
+    runs: RunParts,
     metrics: PrometheusHandle,
     census: driver::Handle,
     shutdown: &Shutdown,
@@ -342,26 +368,40 @@ fn admin_state(
         readiness: Arc::new(readiness),
         owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
         changed: Arc::new(move |key| changed.changed(key)),
+        gate: gate.clone(),
+        catalog: Arc::new(Catalog::new(config)),
+        room: Arc::default(),
         acts: shutdown.tasks().clone(),
+        coordinator: runs.coordinator,
+        tasks: Tasks::new(store.clone(), runs.group, runs.bells.clone()),
+        bells: runs.bells,
+        destinations: config
+            .destinations
+            .iter()
+            .map(|known| known.id.clone())
+            .collect(),
+        lease_min: doctor::lease_min(&config.routes, &config.outbox),
+        waits: Arc::new(Semaphore::new(api::WAITS_MAX)),
+        closing: shutdown.soft().clone(),
     }
 }
 
 /// Starts what sends intents and what moves runs on.
 fn start_runs(
     config: &Config,
-    running: &Running,
+    store: &Arc<dyn Store>,
+    runs: &RunParts,
     upstreams: &Upstreams,
-    bells: &Bells,
     shutdown: &Shutdown,
-) -> anyhow::Result<Coordinator> {
+) -> anyhow::Result<()> {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
     let outbox = Outbox::new(OutboxParts {
-        store: Arc::clone(&running.store) as Arc<dyn OutboxStore>,
-        group: running.group.clone(),
+        store: Arc::clone(store) as Arc<dyn OutboxStore>,
+        group: runs.group.clone(),
         destinations: &config.destinations,
         config: config.outbox.clone(),
         upstreams: upstreams.clone(),
-        bells: bells.clone(),
+        bells: runs.bells.clone(),
         tracker: tasks.clone(),
         soft: soft.clone(),
         hard: shutdown.hard().clone(),
@@ -370,22 +410,17 @@ fn start_runs(
         period: config.outbox.poll_interval,
         deadline: config.store.operation_timeout * 2,
     };
-    let bell = Arc::clone(&bells.outbox);
+    let bell = Arc::clone(&runs.bells.outbox);
     driver::start_with(outbox.drainer(), timing, tasks, soft, bell);
-    let (store, group) = (Arc::clone(&running.store), running.group.clone());
-    let coordinator = Coordinator::new(store, group, bells.clone());
-    let ticker = Ticker::new(coordinator.clone());
-    driver::start_with(ticker, timing, tasks, soft, Arc::clone(&bells.runs));
-    Ok(coordinator)
+    let ticker = Ticker::new(runs.coordinator.clone());
+    driver::start_with(ticker, timing, tasks, soft, Arc::clone(&runs.bells.runs));
+    Ok(())
 }
 
 /// Starts the duties; returns the one whose success tells that the store is there.
-fn start_upkeep(
-    config: &StoreConfig,
-    store: &Arc<dyn Store>,
-    shutdown: &Shutdown,
-) -> driver::Handle {
+fn start_upkeep(config: &Config, store: &Arc<dyn Store>, shutdown: &Shutdown) -> driver::Handle {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let (keep, config) = (config.keep, &config.store);
     let timing = |period| Timing {
         period,
         deadline: config.operation_timeout * 2,
@@ -394,6 +429,8 @@ fn start_upkeep(
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
+    let run_retention = RunRetention::new(Arc::clone(store), keep);
+    driver::start(run_retention, timing(config.purge_interval), tasks, soft);
     let census = Census::new(Arc::clone(store));
     driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
 }

@@ -34,6 +34,7 @@ use std::time::Duration;
 use http::{HeaderName, Method, Uri};
 
 pub use self::resolve::{Loaded, LoadedStore, load, load_store};
+pub use self::value::nearest;
 use crate::domain::intent::Destination;
 use crate::domain::policy::Policy;
 use crate::domain::scope::{PoolId, TenantScope};

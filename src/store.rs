@@ -12,6 +12,7 @@
 //! - Sending the same operation again after a lost reply changes nothing more and gives the same
 //!   answer: claims are recognised by their token, completions by their decision id.
 
+pub mod doctor;
 pub mod group;
 pub mod migrate;
 pub mod open;
@@ -311,6 +312,10 @@ pub trait Store: RunStore + OutboxStore {
 
     /// Things about the set-up that weaken the promise, each as a sentence for the log.
     async fn warnings(&self) -> Result<Vec<String>, StoreError>;
+
+    /// What can be told of the store's own health, beyond [`Self::warnings`]; for
+    /// [`doctor::examine`].
+    async fn doctor(&self) -> Result<Vec<doctor::Finding>, StoreError>;
 
     /// Finishes what was begun and closes every connection.
     async fn close(&self);

@@ -6,5 +6,6 @@
 
 pub mod census;
 pub mod retention;
+pub mod run_retention;
 pub mod sweeper;
 pub mod ticker;

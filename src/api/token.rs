@@ -31,6 +31,21 @@ impl Caller {
     pub fn sees(&self, scope: &TenantScope) -> bool {
         self.tenant.as_ref().is_none_or(|own| own.covers(scope))
     }
+
+    /// Narrows the tenant that a search asks for to what exists for them. `false`: nothing of it
+    /// does.
+    pub(super) fn narrow(&self, tenant: &mut Option<String>) -> bool {
+        let Some(own) = &self.tenant else {
+            return true;
+        };
+        match tenant {
+            Some(asked) => own.covers(&TenantScope::stored(asked)),
+            None => {
+                *tenant = Some(own.as_str().to_owned());
+                true
+            }
+        }
+    }
 }
 
 /// Lets a request pass whose token has the role, and tells the handler who it is.

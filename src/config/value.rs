@@ -88,7 +88,7 @@ pub(super) fn fitting<T: TryFrom<u64>>(number: u64) -> Result<T, String> {
 }
 
 /// The known name that is nearest to a mistyped one, if any is near.
-pub(super) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+pub fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     let distance = |other: &str| strsim::damerau_levenshtein(name, other);
     let near = known.min_by_key(|other| distance(other))?;
     (distance(near) <= (name.chars().count() / 3).max(1)).then_some(near)

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::{HeaderName, Method};
 
 use super::fingerprint::FingerprintRules;
+use super::record::Terms;
 use super::scope::PoolId;
 use super::workflow::Workflow;
 
@@ -146,6 +147,35 @@ impl OnUnknown {
 }
 
 impl Policy {
+    /// The rules of a claim over the API, which no route describes: its caller plays the upstream
+    /// and says which answers are decisions.
+    #[must_use]
+    pub fn of_caller(pool: PoolId, terms: Terms, duplicates: Duplicates) -> Self {
+        Self {
+            pool,
+            mode: Mode::Proxy,
+            follow_up: None,
+            key_source: KeySource::Body(String::new()),
+            required: false,
+            duplicates,
+            forward_key: ForwardKey::Derived,
+            wait: Duration::ZERO,
+            lease: terms.lease,
+            timeout: Duration::ZERO,
+            linger: Duration::ZERO,
+            valid_for: terms.valid_for,
+            tombstone_for: terms.tombstone_for,
+            on_unknown: terms.on_unknown,
+            store_5xx: true,
+            release_statuses: Vec::new(),
+            store_set_cookie: true,
+            on_store_down: OnStoreDown::Refuse,
+            body_bytes_max: 0,
+            store_body_bytes_max: 0,
+            fingerprint: FingerprintRules::default(),
+        }
+    }
+
     /// Whether an answer with this status is passed on without being kept.
     #[must_use]
     pub fn releases(&self, status: u16) -> bool {

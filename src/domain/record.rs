@@ -28,6 +28,24 @@ pub struct GenerationId(pub Uuid);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DecisionId(pub Uuid);
 
+impl AttemptToken {
+    /// The id of the decision that a caller of the API commits with this token: always the same,
+    /// so that a completion that is sent again is recognised. A `UUIDv7` with the token's time;
+    /// nobody can find the token by it.
+    #[must_use]
+    pub fn decision_id(self) -> DecisionId {
+        let mut hasher = blake3::Hasher::new_derive_key("oncegate 2026 decision id");
+        hasher.update(self.0.as_bytes());
+        let mut bytes = [0; 16];
+        hasher.finalize_xof().fill(&mut bytes);
+        bytes[..6].copy_from_slice(&self.0.as_bytes()[..6]);
+        let builder = uuid::Builder::from_bytes(bytes)
+            .with_variant(uuid::Variant::RFC4122)
+            .with_version(uuid::Version::SortRand);
+        DecisionId(builder.into_uuid())
+    }
+}
+
 impl fmt::Display for DecisionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -196,7 +214,7 @@ pub struct Completion {
     pub token: AttemptToken,
     /// The decision's id; sent again after a lost reply it is recognised.
     pub decision_id: DecisionId,
-    /// Who decided: `gateway`, or the operator's name behind `operator:`.
+    /// Who decided: `gateway`, or a token's name behind `service:` or `operator:`.
     pub decided_by: String,
     /// The answer to keep.
     pub recorded: Recorded,

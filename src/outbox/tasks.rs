@@ -98,12 +98,15 @@ impl Tasks {
         let mut won: Vec<ClaimedIntent> = Vec::new();
         let lanes = self.lanes(tenant, queue, &mut place).await?;
         for _ in 0..ROUNDS_MAX {
-            let rooms = Rooms {
-                total: limit.saturating_sub(won.len()),
-                tenant: &|_| usize::MAX,
-                destination: &|_| usize::MAX,
+            // In a scope of its own: what is held while waiting must be fit for another thread.
+            let wishes = {
+                let rooms = Rooms {
+                    total: limit.saturating_sub(won.len()),
+                    tenant: &|_| usize::MAX,
+                    destination: &|_| usize::MAX,
+                };
+                plan::plan(&lanes, &rooms, &mut place.turn)
             };
-            let wishes = plan::plan(&lanes, &rooms, &mut place.turn);
             if wishes.is_empty() {
                 break;
             }

@@ -328,7 +328,8 @@ fn ask(
     Ask {
         key: record(&scopes.current),
         older: scopes.older.iter().map(record).collect(),
-        digest: RequestDigest::of(&request, &policy.fingerprint),
+        digest: Some(RequestDigest::of(&request, &policy.fingerprint)),
+        request_id: None,
         policy: Arc::clone(policy),
         wait_until: Instant::now()
             + prefer::wait(&parts.headers, policy.wait).unwrap_or(policy.wait),

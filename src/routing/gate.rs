@@ -14,6 +14,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use super::permit::Permit;
 use super::replay::{Decided, ReplayCache};
@@ -75,8 +76,10 @@ pub struct Ask {
     pub key: RecordKey,
     /// The same key under older secrets, when tenants are keyed hashes.
     pub older: Vec<RecordKey>,
-    /// What the request is.
-    pub digest: RequestDigest,
+    /// What the request is; `None` compares equal to everything.
+    pub digest: Option<RequestDigest>,
+    /// Of a caller of the API: what its claim is remembered under.
+    pub request_id: Option<Uuid>,
     /// The route's rules.
     pub policy: Arc<Policy>,
     /// Until when it may be parked.
@@ -181,9 +184,11 @@ impl Gate {
         }
     }
 
-    /// Forgets what is cached of a record that an operator or another gateway changed.
+    /// Forgets what is cached of a record that was changed past this process's own owners, and
+    /// lets its duplicates here look at it again.
     pub fn changed(&self, key: &RecordKey) {
         self.0.replay.forget(key);
+        self.0.flights.look_again(key);
     }
 
     /// Forgets what other gateways say has changed, until the shutdown. A hint that is lost costs
@@ -276,7 +281,8 @@ impl Gate {
     }
 
     pub(super) fn is_same(&self, ask: &Ask, stored: Option<&Fingerprint>) -> bool {
-        self.0.secrets.matches(stored, &ask.digest)
+        ask.digest
+            .is_none_or(|digest| self.0.secrets.matches(stored, &digest))
     }
 
     pub(super) fn store(&self) -> &Arc<dyn Store> {

@@ -23,7 +23,7 @@ use crate::telemetry::{Chain, metric};
 /// An owner beats this many times within a lease, so that one lost beat costs nothing.
 const BEATS_PER_LEASE: u32 = 3;
 /// How long an owner's client waits for the commit of its answer before it gets it unrecorded.
-const COMMIT_WAIT: Duration = Duration::from_secs(3);
+pub(super) const COMMIT_WAIT: Duration = Duration::from_secs(3);
 /// Pauses between tries of a commit or a release.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -106,7 +106,7 @@ impl Gate {
                 recorded,
                 follow_up,
             } => {
-                let completion = self.completion(&permit, decision_id, recorded, follow_up);
+                let completion = self.to_commit(&permit, decision_id, recorded, follow_up);
                 self.commit(permit, completion).await
             }
             Outcome::NotSent => self.give_up(permit, GiveUp::NotSent).await,
@@ -121,7 +121,7 @@ impl Gate {
     }
 
     /// The run's id, keys and bytes are fixed here, so that every try of the commit is the same.
-    fn completion(
+    fn to_commit(
         &self,
         permit: &Permit,
         decision_id: DecisionId,
@@ -163,7 +163,7 @@ impl Gate {
 
     /// Tries until the store says yes or no. Sending a completion again is safe: it is recognised
     /// by its decision id. `Ok(None)`: the token is stale.
-    async fn try_commit(
+    pub(super) async fn try_commit(
         &self,
         completion: &Completion,
         until: Instant,

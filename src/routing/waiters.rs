@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::domain::fingerprint::Fingerprint;
 use crate::domain::scope::RecordKey;
@@ -31,6 +31,8 @@ struct Inner {
 
 struct Flight {
     phase: watch::Sender<Phase>,
+    /// Rung when the record changed although this flight's leader does not own it.
+    bell: Notify,
     waiters: AtomicUsize,
 }
 
@@ -101,6 +103,7 @@ impl Flights {
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
                     phase: watch::Sender::new(Phase::Opening),
+                    bell: Notify::new(),
                     waiters: AtomicUsize::new(0),
                 });
                 vacant.insert(Arc::clone(&flight));
@@ -111,6 +114,13 @@ impl Flights {
                 })
             }
             Entry::Occupied(occupied) => self.follow(occupied.get()),
+        }
+    }
+
+    /// Lets a leader that waits for an owner elsewhere look at the store at once.
+    pub fn look_again(&self, key: &RecordKey) {
+        if let Some(flight) = self.lock().get(key) {
+            flight.bell.notify_one();
         }
     }
 
@@ -182,6 +192,12 @@ impl Leader {
     #[must_use]
     pub fn wait(&self) -> Option<Place> {
         self.flights.place(&self.flight)
+    }
+
+    /// Ends when the record was changed by somebody else in this process. A ring from before is
+    /// kept: it costs a look.
+    pub async fn rung(&self) {
+        self.flight.bell.notified().await;
     }
 
     /// Whether duplicates are parked behind this leader.

@@ -15,6 +15,7 @@
 
 mod batch;
 mod complete;
+mod doctor;
 mod hosts;
 mod operator;
 mod outbox;
@@ -51,6 +52,7 @@ use self::run::{Repeat, Runner, fixed};
 use self::session::Sessions;
 use self::upkeep::Sweep;
 use self::wakeup::Wakeups;
+use super::doctor::Finding;
 use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
@@ -277,6 +279,10 @@ impl Store for PostgresStore {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         self.runner.warnings(self.sessions.pooled()).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, StoreError> {
+        self.runner.doctor(&self.wakeups).await
     }
 
     async fn close(&self) {

@@ -13,6 +13,7 @@
 mod batches;
 mod checkpoint;
 mod clock;
+mod doctor;
 mod failure;
 mod lock;
 mod operators;
@@ -51,6 +52,7 @@ pub use self::lock::FileLock;
 use self::clock::Clock;
 use self::failure::Stage;
 use self::writer::{Work, Writer};
+use super::doctor::Finding;
 use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
@@ -363,6 +365,11 @@ impl Store for SqliteStore {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         Ok(self.warnings.clone())
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, StoreError> {
+        self.read(|connection, _| doctor::doctor(connection).boxed())
+            .await
     }
 
     async fn close(&self) {

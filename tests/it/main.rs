@@ -9,6 +9,7 @@ mod listener;
 mod openapi;
 mod outbox;
 mod promises;
+mod routing_api;
 mod store_conformance;
 mod store_group;
 mod store_open;

@@ -373,7 +373,8 @@ fn ask() -> Ask {
     Ask {
         key: key("k"),
         older: Vec::new(),
-        digest: RequestDigest::of(&request, &FingerprintRules::default()),
+        digest: Some(RequestDigest::of(&request, &FingerprintRules::default())),
+        request_id: None,
         policy: Arc::new(Policy {
             mode: oncegate::domain::policy::Mode::Proxy,
             follow_up: None,

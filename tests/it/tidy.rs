@@ -202,6 +202,8 @@ fn imports_point_down_only() {
             "routing" | "coordinator" => {
                 vec!["store", "domain", "ids", "config", "telemetry", "lifecycle"]
             }
+            // Step workers come in through it, to the outbox's tasks.
+            "api" => [&BELOW_EDGES[..], &["outbox"]].concat(),
             edge if EDGES.contains(&edge) => BELOW_EDGES.to_vec(),
             // The composition root and what starts it name everything.
             _ => return None,

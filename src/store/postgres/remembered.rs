@@ -29,8 +29,8 @@ macro_rules! reserve {
 
 macro_rules! reclaim {
     () => {
-        concat!("\
-            update eec_routing_idempotency r \
+        concat!(
+            "update eec_routing_idempotency r \
             set status = 'pending', attempt_token = $5, \
                 generation = r.generation + (r.status = 'completed')::int, \
                 generation_id = case when r.status = 'completed' then $6 else r.generation_id end, \
@@ -43,7 +43,11 @@ macro_rules! reclaim {
                 and (r.status = 'failed_before_commit' or (r.status = 'completed' \
                     and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now() \
                     and not exists (select 1 ",
-            holds!("r.tenant_scope", "r.decision_id", "r.valid_for_ms * interval '1 ms'"),
+            holds!(
+                "r.tenant_scope",
+                "r.decision_id",
+                "r.valid_for_ms * interval '1 ms'"
+            ),
             "))) "
         )
     };

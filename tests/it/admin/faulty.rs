@@ -193,6 +193,10 @@ impl Store for Faulty {
         self.inner.warnings().await
     }
 
+    async fn doctor(&self) -> Result<Vec<oncegate::store::doctor::Finding>, StoreError> {
+        self.inner.doctor().await
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -152,6 +152,10 @@ impl Store for Stoppable {
         unreachable!("not grouped")
     }
 
+    async fn doctor(&self) -> Result<Vec<oncegate::store::doctor::Finding>, StoreError> {
+        self.inner.doctor().await
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -171,6 +171,18 @@ impl Setup {
         self.first("pool", lines)
     }
 
+    /// A token of the admin API.
+    #[must_use]
+    pub fn token(mut self, lines: &str) -> Self {
+        let tokens = self.config.entry("token");
+        let tokens = tokens.or_insert_with(|| toml::Value::Array(Vec::new()));
+        tokens
+            .as_array_mut()
+            .expect("a list")
+            .push(parse(lines).into());
+        self
+    }
+
     /// Lines for a section such as `limits`.
     #[must_use]
     pub fn section(mut self, name: &str, lines: &str) -> Self {

@@ -17,7 +17,7 @@ use hyper_util::rt::TokioExecutor;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::Failure;
+use super::gateway::Failure;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,6 +35,15 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
 /// Text as a path segment or a query value.
 pub(super) fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// A path with those parameters that have a value.
+pub(super) fn path(base: &str, parameters: &[(&str, Option<&str>)]) -> String {
+    let given = parameters.iter().filter_map(|(name, value)| {
+        let value = encode((*value)?);
+        Some(format!("{name}={value}"))
+    });
+    format!("{base}?{}", given.collect::<Vec<_>>().join("&"))
 }
 
 /// A gateway's admin API, and the right to use it.
@@ -86,7 +95,35 @@ impl Client {
         self.call(Method::POST, path, body.to_string().into()).await
     }
 
+    /// What stands at a path that answers with text.
+    pub(super) async fn text(&self, path: &str) -> Result<String, Failure> {
+        let (status, body) = self.send(Method::GET, path, Bytes::new()).await?;
+        if status == 200 {
+            return Ok(String::from_utf8_lossy(&body).into_owned());
+        }
+        Err(self.failure(status, serde_json::from_slice(&body).ok()))
+    }
+
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Failure> {
+        let (status, body) = self.send(method, path, body).await?;
+        match serde_json::from_slice(&body).ok() {
+            Some(answer) if status == 200 => Ok(answer),
+            parsed => Err(self.failure(status, parsed)),
+        }
+    }
+
+    fn failure(&self, status: u16, answer: Option<Value>) -> Failure {
+        match answer {
+            Some(problem) if problem["detail"].is_string() => refused(status, &problem),
+            _ => Failure::NoAnswer(format!(
+                "what answers at {} (status {status}) is no admin listener of a gateway; name it \
+                 with --admin URL",
+                self.base
+            )),
+        }
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Bytes), Failure> {
         let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
@@ -95,22 +132,12 @@ impl Client {
             .body(Full::new(body))
             .map_err(|error| Failure::NoAnswer(format!("the request can't be made: {error}")))?;
         let answer = tokio::time::timeout(TIMEOUT, self.exchange(request)).await;
-        let (status, body) = answer.map_err(|_| {
+        answer.map_err(|_| {
             Failure::NoAnswer(format!(
                 "the gateway at {} did not answer in time",
                 self.base
             ))
-        })??;
-        let parsed: Option<Value> = serde_json::from_slice(&body).ok();
-        match parsed {
-            Some(answer) if status == 200 => Ok(answer),
-            Some(problem) if problem["detail"].is_string() => Err(refused(status, &problem)),
-            _ => Err(Failure::NoAnswer(format!(
-                "what answers at {} (status {status}) is no admin listener of a gateway; name it \
-                 with --admin URL",
-                self.base
-            ))),
-        }
+        })?
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), Failure> {
