@@ -168,6 +168,13 @@ async fn start(
         coordinator: Coordinator::new(Arc::clone(&store), group.clone(), bells.clone()),
         bells,
     };
+    start_runs(config, &store, &runs, &upstreams, shutdown)?;
+    let watch = Watch {
+        gate: gate.clone(),
+        coordinator: runs.coordinator.clone(),
+        poll_interval: config.store.poll_interval,
+        draining: shutdown.soft().clone(),
+    };
     let state = admin_state(
         config,
         &store,
@@ -191,13 +198,6 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    start_runs(config, &running.store, &runs, &upstreams, shutdown)?;
-    let watch = Watch {
-        gate: gate.clone(),
-        coordinator: runs.coordinator,
-        poll_interval: config.store.poll_interval,
-        draining: shutdown.soft().clone(),
-    };
     let proxy = proxy(
         config,
         &running.store,
@@ -411,10 +411,10 @@ fn start_runs(
         period: config.outbox.poll_interval,
         deadline: config.store.operation_timeout * 2,
     };
-    let (to_send, to_tick) = (Arc::clone(&runs.bells.outbox), Arc::clone(&runs.bells.runs));
-    driver::start_with(outbox.drainer(), timing, tasks, soft, to_send);
+    let bell = Arc::clone(&runs.bells.outbox);
+    driver::start_with(outbox.drainer(), timing, tasks, soft, bell);
     let ticker = Ticker::new(runs.coordinator.clone());
-    driver::start_with(ticker, timing, tasks, soft, to_tick);
+    driver::start_with(ticker, timing, tasks, soft, Arc::clone(&runs.bells.runs));
     Ok(())
 }
 

@@ -311,7 +311,8 @@ async fn gate(store: Arc<dyn Store>, tracker: TaskTracker) -> Gate {
     };
     let secrets = Secrets::new(store.secrets([7; 32]).await.unwrap()).unwrap();
     let draining = CancellationToken::new();
-    Gate::new(store, group, secrets, settings, tracker, draining)
+    let bells = oncegate::lifecycle::Bells::default();
+    Gate::new(store, group, secrets, settings, bells, tracker, draining)
 }
 
 fn tokens() -> Arc<[TokenConfig]> {

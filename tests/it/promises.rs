@@ -33,6 +33,7 @@ macro_rules! on_postgres {
     )+};
 }
 
+mod accept;
 mod content;
 mod crash;
 mod duplicates;
@@ -41,6 +42,7 @@ mod effects_faults;
 mod effects_load;
 mod fingerprint;
 mod follow;
+mod follow_up;
 mod framing;
 mod front_proxy;
 mod keys;
