@@ -304,7 +304,7 @@ impl Fixture {
     }
 
     /// Rows of a table for which this holds.
-    pub async fn count(&self, table: &str, condition: &str) -> i64 {
+    pub async fn count_where(&self, table: &str, condition: &str) -> i64 {
         let sql = format!("select count(*) from {table} where {condition}");
         self.raw.number(sql).await
     }
@@ -318,7 +318,7 @@ impl Fixture {
             "ended_at is not null"
         };
         let such = format!("stamp = {stamp} and status = '{status}' and {ended}");
-        self.count("eec_run_attempt", &such).await == 1
+        self.count_where("eec_run_attempt", &such).await == 1
     }
 
     /// Every row of every table.

@@ -27,7 +27,7 @@ pub async fn one_of_many_concurrent_claims_of_an_intent_wins(on: &Fixture) {
     let won: Vec<Stamp> = won.collect();
     assert_eq!(won.len(), 1, "{claimed:?}");
     assert!(on.attempt_is(won[0], "open").await);
-    assert_eq!(on.count("eec_run_attempt", "true").await, 1);
+    assert_eq!(on.count_where("eec_run_attempt", "true").await, 1);
     let line = on.line(&key).await;
     assert_eq!((line.tries, line.deaths, line.claimed), (1, 0, true));
 }
@@ -40,7 +40,7 @@ pub async fn one_of_many_claims_of_an_intent_in_a_batch_wins(on: &Fixture) {
         .iter()
         .map(|one| matches!(one, IntentClaimed::Won(_)));
     assert!(won.eq([true, true, false, false]), "{claimed:?}");
-    let open = on.count("eec_run_attempt", "status = 'open'").await;
+    let open = on.count_where("eec_run_attempt", "status = 'open'").await;
     assert_eq!(open, 2);
     assert_eq!(on.line(&other).await.tries, 1);
 }
@@ -68,7 +68,7 @@ pub async fn a_claim_gets_all_that_is_sent(on: &Fixture) {
     assert_eq!(claimed.sending, sending());
     assert_eq!(claimed.body, b"hello\0"[..]);
     assert_eq!(
-        on.count("eec_run_attempt", "worker = 'w 1' and try = 1")
+        on.count_where("eec_run_attempt", "worker = 'w 1' and try = 1")
             .await,
         1
     );
@@ -152,7 +152,7 @@ pub async fn three_deaths_in_a_row_quarantine_an_intent(on: &Fixture) {
     for stamp in &stamps {
         assert!(on.attempt_is(*stamp, "lost").await);
     }
-    assert_eq!(on.count("eec_run_attempt", "true").await, 3);
+    assert_eq!(on.count_where("eec_run_attempt", "true").await, 3);
     let line = on.line(&key).await;
     assert_eq!(line.status, IntentStatus::Quarantined);
     assert_eq!((line.tries, line.deaths, line.claimed), (3, 3, false));
@@ -198,7 +198,7 @@ pub async fn a_withdrawn_intent_whose_claim_is_over_is_discarded(on: &Fixture) {
     assert_eq!(on.status(&key).await, IntentStatus::Discarded);
     assert!(on.is_changed(&key).await);
     assert!(on.attempt_is(first.stamp, "lost").await);
-    assert_eq!(on.count("eec_run_attempt", "true").await, 1);
+    assert_eq!(on.count_where("eec_run_attempt", "true").await, 1);
 }
 
 pub async fn a_paused_destination_is_not_claimed_and_keeps_its_backlog(on: &Fixture) {

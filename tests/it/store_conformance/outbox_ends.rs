@@ -24,7 +24,7 @@ pub async fn a_delivered_intent_is_completed_and_its_answer_kept(on: &Fixture) {
     assert!(on.is_changed(&key).await);
     assert!(on.attempt_is(wish.stamp, "delivered").await);
     let kept = "part = 'answer' and status = 201 and length(body) = 8";
-    assert_eq!(on.count("eec_effect_body", kept).await, 1);
+    assert_eq!(on.count_where("eec_effect_body", kept).await, 1);
 }
 
 pub async fn an_intent_to_be_tried_again_is_due_after_its_pause(on: &Fixture) {
@@ -136,7 +136,10 @@ pub async fn a_success_of_a_stale_claim_is_taken_once(on: &Fixture) {
         assert_eq!(on.end(&second, end).await, Finished::Stale);
     }
     assert_eq!(on.all_rows().await, before);
-    assert_eq!(on.count("eec_effect_body", "part = 'answer'").await, 1);
+    assert_eq!(
+        on.count_where("eec_effect_body", "part = 'answer'").await,
+        1
+    );
 }
 
 pub async fn a_success_told_while_the_intent_waits_for_its_next_try_is_taken(on: &Fixture) {
@@ -166,7 +169,10 @@ pub async fn a_late_success_and_a_new_claim_at_once_are_both_told_the_truth(on: 
             assert!(!on.attempt_is(next.stamp, "lost").await);
         }
     }
-    assert_eq!(on.count("eec_run_attempt", "status = 'open'").await, 0);
+    assert_eq!(
+        on.count_where("eec_run_attempt", "status = 'open'").await,
+        0
+    );
 }
 
 pub async fn results_that_are_told_again_write_nothing(on: &Fixture) {
@@ -222,7 +228,10 @@ pub async fn ends_in_a_batch_count_as_if_one_by_one(on: &Fixture) {
     assert_eq!(finished, [Stale, Taken, Taken, Taken, Taken, Stale, Taken]);
     assert_eq!(on.status(&key).await, IntentStatus::Completed);
     assert_eq!(on.status(&other).await, IntentStatus::Dead);
-    assert_eq!(on.count("eec_effect_body", "part = 'answer'").await, 1);
+    assert_eq!(
+        on.count_where("eec_effect_body", "part = 'answer'").await,
+        1
+    );
     assert!(on.store.finish(&[]).await.unwrap().is_empty());
 }
 

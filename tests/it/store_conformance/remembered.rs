@@ -23,7 +23,7 @@ pub async fn a_claim_with_a_request_id_is_remembered(on: &Fixture) {
     assert_eq!(remembered.claimed.generation, 1);
     assert_eq!(remembered.claimed.generation_id, asked.generation_id);
     assert_eq!(remembered.lease, asked.terms.lease);
-    assert_eq!(on.count("eec_routing_claim", "true").await, 1);
+    assert_eq!(on.count_where("eec_routing_claim", "true").await, 1);
     let other = TenantScope::named(b"other").unwrap();
     let id = asked.request_id.unwrap();
     assert_eq!(on.store.remembered(&other, id).await.unwrap(), None);
@@ -53,7 +53,7 @@ pub async fn of_claims_with_one_request_id_one_is_remembered(on: &Fixture) {
     let (_, winner) = won.next().unwrap();
     assert!(won.next().is_none());
     assert_eq!(remembered(on, winner).await.unwrap().token, winner.token);
-    assert_eq!(on.count("eec_routing_claim", "true").await, 1);
+    assert_eq!(on.count_where("eec_routing_claim", "true").await, 1);
 }
 
 pub async fn a_claim_that_lost_is_not_remembered(on: &Fixture) {
@@ -114,21 +114,27 @@ pub async fn a_claim_is_remembered_when_its_record_is_purged(on: &Fixture) {
     };
     let lag = Duration::from_mins(2);
     assert_eq!(
-        on.count("eec_routing_claim", &kept(day.saturating_sub(lag)))
+        on.count_where("eec_routing_claim", &kept(day.saturating_sub(lag)))
             .await,
         1
     );
-    assert_eq!(on.count("eec_routing_claim", &kept(day + lag)).await, 0);
+    assert_eq!(
+        on.count_where("eec_routing_claim", &kept(day + lag)).await,
+        0
+    );
     let mut long = asked_of(key("long"));
     long.terms.valid_for = Duration::from_hours(48);
     on.win(&long).await;
     let two = Duration::from_hours(48) + long.terms.lease;
     assert_eq!(
-        on.count("eec_routing_claim", &kept(two.saturating_sub(lag)))
+        on.count_where("eec_routing_claim", &kept(two.saturating_sub(lag)))
             .await,
         1
     );
-    assert_eq!(on.count("eec_routing_claim", &kept(two + lag)).await, 0);
+    assert_eq!(
+        on.count_where("eec_routing_claim", &kept(two + lag)).await,
+        0
+    );
 }
 
 pub async fn a_claim_past_its_time_is_not_remembered(on: &Fixture) {
@@ -155,7 +161,7 @@ pub async fn a_request_id_that_won_two_records_stays_with_the_first(on: &Fixture
     let batch = [with_id("a", batch), with_id("b", batch)];
     let reserved = on.store.reserve(&batch).await.unwrap();
     assert!(matches!(reserved[..], [Reserved::Won(_), Reserved::Won(_)]));
-    assert_eq!(on.count("eec_routing_claim", "true").await, 2);
+    assert_eq!(on.count_where("eec_routing_claim", "true").await, 2);
 }
 
 fn asked(name: &str) -> Claim {
