@@ -140,7 +140,7 @@ async fn a_fault_of_the_item_ends_dead_and_is_redriven_with_the_same_key(bench: 
         .await;
     assert_eq!(dead.status, 200, "{}", dead.text());
     hook.on_post("/").reply(Reply::new(200));
-    let redrive = json!({ "status": "dead", "reason": "the receiver is mended" });
+    let redrive = json!({ "filter": { "status": "dead" }, "reason": "the receiver is mended" });
     let call = gateway
         .api("operator", "POST", "/v1/outbox/redrive")
         .json(redrive.to_string());
@@ -171,7 +171,7 @@ async fn a_discarded_effect_lets_its_run_go_on(bench: Bench) {
         .await
         .assert_is(200, "executed");
     bench.database.until_runs_are(1, "stuck").await;
-    let body = json!({ "status": "dead", "reason": "nobody wants it" }).to_string();
+    let body = json!({ "filter": { "status": "dead" }, "reason": "nobody wants it" }).to_string();
     let answer = gateway
         .api("operator", "POST", "/v1/outbox/discard")
         .json(body)
@@ -187,7 +187,7 @@ async fn a_discarded_effect_lets_its_run_go_on(bench: Bench) {
         1
     );
     assert!(bench.database.count("eec_operator_audit").await >= 1);
-    let redrive = json!({ "run_id": bench.database.runs().await[0].run_id, "reason": "no" });
+    let redrive = json!({ "filter": { "destination": "hook" }, "reason": "no" });
     let call = gateway
         .api("operator", "POST", "/v1/outbox/redrive")
         .json(redrive.to_string());
@@ -284,9 +284,9 @@ async fn a_paused_destination_keeps_its_backlog(bench: Bench) {
         answer.assert_is(200, "executed");
     }
     // The drainer went round since, and took nothing.
-    let rounds = ("oncegate_worker_rounds_total", [("worker", "drainer")]);
+    let rounds = ("oncegate_worker_rounds_total", [("worker", "outbox")]);
     let then = gateway.metrics().await.sum(rounds.0, &rounds.1);
-    eventually("the drainer goes round", async || {
+    eventually("the outbox goes round", async || {
         let now = gateway.metrics().await.sum(rounds.0, &rounds.1);
         (now > then + 2.5).then_some(())
     })
