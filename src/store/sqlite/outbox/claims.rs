@@ -17,17 +17,24 @@ use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
 use crate::store::sqlite::failure::{self, Stage};
 use crate::store::sqlite::rows::{Cells, between, span_ms};
 
-/// From lane to lane by look-ups in the index, however long their backlogs are.
+/// From lane to lane by look-ups in the index, however long their backlogs are: to the tenant's
+/// next destination, or to the next tenant. One comparison of both columns with those of another
+/// row would use the first alone, and go through a tenant's whole backlog.
 pub const LANES: &str = "\
     with recursive lane(id) as ( \
         select (select rowid from eec_effect_intent \
                 where due_at is not null and (tenant_scope, destination) > (?1, ?2) \
                 order by tenant_scope, destination limit 1) \
         union all \
-        select (select n.rowid from eec_effect_intent l cross join eec_effect_intent n \
-                where l.rowid = lane.id and n.due_at is not null \
-                  and (n.tenant_scope, n.destination) > (l.tenant_scope, l.destination) \
-                order by n.tenant_scope, n.destination limit 1) \
+        select coalesce( \
+            (select n.rowid from eec_effect_intent l cross join eec_effect_intent n \
+             where l.rowid = lane.id and n.due_at is not null \
+               and n.tenant_scope = l.tenant_scope and n.destination > l.destination \
+             order by n.destination limit 1), \
+            (select n.rowid from eec_effect_intent l cross join eec_effect_intent n \
+             where l.rowid = lane.id and n.due_at is not null \
+               and n.tenant_scope > l.tenant_scope \
+             order by n.tenant_scope, n.destination limit 1)) \
         from lane where lane.id is not null \
     ) \
     select i.tenant_scope, i.destination \
