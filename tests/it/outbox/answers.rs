@@ -181,7 +181,7 @@ async fn a_pool_gets_the_request_and_its_answer_is_what_the_caller_wants_to_know
         connections_max: 10,
         queue_timeout: AT_ONCE,
         idle_timeout: AT_ONCE,
-        connection_age_max: Duration::from_secs(60),
+        connection_age_max: Duration::from_mins(1),
         http2: false,
         ca: None,
         preserve_host: false,

@@ -52,7 +52,7 @@ async fn a_breaker_of_one_destination_is_none_of_another() {
     let rig = Rig::store(Kind::Sqlite).await;
     let rules = OutboxConfig {
         breaker_faults: 1,
-        breaker_open: Duration::from_secs(60),
+        breaker_open: Duration::from_mins(1),
         ..config()
     };
     rig.drain(
@@ -64,8 +64,8 @@ async fn a_breaker_of_one_destination_is_none_of_another() {
     let waits = rig.put_one(put("dead", "d-2")).await;
     let live_one = rig.put_one(put("live", "l-1")).await;
     rig.until_status(&live_one, IntentStatus::Completed).await;
-    let line = rig.line(&waits).await;
-    assert_eq!((line.tries, line.status), (0, IntentStatus::Pending));
+    let waiting = rig.line(&waits).await;
+    assert_eq!((waiting.tries, waiting.status), (0, IntentStatus::Pending));
     assert_eq!(dead.received().len(), 1);
     rig.stop().await;
 }

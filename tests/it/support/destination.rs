@@ -164,9 +164,9 @@ impl Server {
             let server = self.clone();
             self.tracker.spawn(async move {
                 server.open.send_modify(|open| *open += 1);
-                let served = server.stop.run_until_cancelled(server.serve(stream)).await;
+                let serving = server.serve(stream);
+                let _ = server.stop.run_until_cancelled(serving).await;
                 server.open.send_modify(|open| *open -= 1);
-                served
             });
         }
     }
@@ -210,12 +210,15 @@ async fn read(stream: &mut TcpStream) -> Option<Received> {
         fill(stream, &mut bytes).await?;
     }
     let body = bytes[head + 4..head + 4 + length].to_vec();
-    let hex = |hash: &[u8]| hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = Sha256::digest(&body);
+    let sha256 = digest
+        .iter()
+        .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
     Some(Received {
         method: words.next()?,
         target: words.next()?,
         headers,
-        sha256: hex(&Sha256::digest(&body)),
+        sha256,
         body,
         at: Instant::now(),
     })
@@ -258,7 +261,7 @@ async fn perform(stream: &mut TcpStream, act: Act) -> Option<()> {
         Act::Chunked(total) => {
             let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
             stream.write_all(head).await.ok()?;
-            let chunk = [&b"10000\r\n"[..], &[b'x'; 0x10000], b"\r\n"].concat();
+            let chunk = [&b"10000\r\n"[..], &vec![b'x'; 0x10000], b"\r\n"].concat();
             for _ in 0..total / 0x10000 {
                 stream.write_all(&chunk).await.ok()?;
             }
@@ -276,9 +279,9 @@ async fn answer(
 ) -> Option<()> {
     let mut head = format!("HTTP/1.1 {status} Scripted\r\nConnection: close\r\n");
     for (name, value) in headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+        head = head + name + ": " + value + "\r\n";
     }
-    head.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
+    let head = format!("{head}Content-Length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).await.ok()?;
     stream.write_all(body).await.ok()
 }
