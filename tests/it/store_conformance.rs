@@ -100,7 +100,7 @@ macro_rules! conformance {
             run_changes::an_intent_gets_its_turn_once,
             run_changes::a_withdrawn_intent_that_nobody_has_is_discarded,
             run_changes::a_withdrawn_intent_is_left_to_whom_has_it,
-            run_changes::a_withdrawn_intent_whose_claim_is_over_is_discarded,
+            run_changes::an_intent_that_is_withdrawn_after_its_claim_is_discarded,
             run_changes::a_dead_intent_is_redriven_with_new_budgets,
             run_changes::a_dead_intent_is_withdrawn_and_keeps_its_counts,
             run_changes::a_redrive_without_bytes_is_told_to_the_run_again,

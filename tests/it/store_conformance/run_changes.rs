@@ -106,7 +106,7 @@ pub async fn a_withdrawn_intent_is_left_to_whom_has_it(on: &Fixture) {
     assert_eq!((seen.status, seen.changed), (IntentStatus::Completed, true));
 }
 
-pub async fn a_withdrawn_intent_whose_claim_is_over_is_discarded(on: &Fixture) {
+pub async fn an_intent_that_is_withdrawn_after_its_claim_is_discarded(on: &Fixture) {
     let key = on.begun("k", 1).await;
     on.raw.execute(OVER).await;
     on.raw.execute(ATTEMPT).await;
