@@ -20,7 +20,7 @@ use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
 use crate::api::workflow::Catalog;
 use crate::api::{self, AdminState};
-use crate::config::{Config, Route, StoreConfig};
+use crate::config::{Config, Limits, Route, StoreConfig};
 use crate::coordinator::Coordinator;
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
@@ -208,10 +208,7 @@ async fn start(
         shutdown,
     );
     let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
-    tasks.spawn(async move {
-        let handler = move |request, peer| proxy.clone().answer(request, peer);
-        listener::run(public, tls, &limits, handler, tokens).await;
-    });
+    tasks.spawn(proxy.listen(public, tls, limits, tokens));
     tracing::info!(
         listen = %listen_addr,
         admin = %admin_addr,
@@ -223,6 +220,17 @@ async fn start(
 }
 
 impl Proxy {
+    async fn listen(
+        self,
+        public: TcpListener,
+        tls: Option<Tls>,
+        limits: Limits,
+        tokens: listener::Shutdown,
+    ) {
+        let handler = move |request, peer| self.clone().answer(request, peer);
+        listener::run(public, tls, &limits, handler, tokens).await;
+    }
+
     async fn answer(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let (head, body) = request.into_parts();
         if lookups::takes(head.uri.path()) {

@@ -120,7 +120,7 @@ async fn claim_once(state: &AdminState, wish: &wire::Wish) -> Result<Vec<Claimed
 /// Waits for a hint that some run went on; without hints it waits for ever.
 async fn changed(changes: &mut broadcast::Receiver<RunKey>) {
     if let Err(broadcast::error::RecvError::Closed) = changes.recv().await {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

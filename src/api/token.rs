@@ -38,13 +38,11 @@ impl Caller {
         let Some(own) = &self.tenant else {
             return true;
         };
-        match tenant {
-            Some(asked) => own.covers(&TenantScope::stored(asked)),
-            None => {
-                *tenant = Some(own.as_str().to_owned());
-                true
-            }
+        if let Some(asked) = tenant {
+            return own.covers(&TenantScope::stored(asked));
         }
+        *tenant = Some(own.as_str().to_owned());
+        true
     }
 }
 

@@ -24,6 +24,11 @@ use crate::domain::workflow::{
     Action, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Step, Workflow,
 };
 
+/// What a step may be, by the key that says so.
+const ACTIONS: [&str; 8] = [
+    "http", "pool", "url", "publish", "task", "effects", "wait", "signal",
+];
+
 /// The name of a decision's own effects: of their step, and of their workflow if that is all.
 pub const EFFECTS: &str = "effects";
 /// How long one try may take at what is no configured destination, unless the effect says so.
@@ -195,9 +200,6 @@ impl Catalog {
             Some(effect) => Some(self.effect(effect, &place)?),
             None => None,
         };
-        const ACTIONS: [&str; 8] = [
-            "http", "pool", "url", "publish", "task", "effects", "wait", "signal",
-        ];
         let action = match fields.one_of(&ACTIONS)? {
             "wait" => Action::Wait {
                 for_ms: fields.required_duration("wait", WAIT_MAX)?,

@@ -249,9 +249,10 @@ async fn look_at_gateway(patient: &Patient, in_use: bool) -> Vec<Line> {
             // The rest doctor saw by itself; whether the gateway listens only the gateway knows.
             let wanted = in_use || finding.check == "listener";
             wanted.then_some(Line {
-                check: match in_use {
-                    true => finding.check,
-                    false => format!("gateway's {}", finding.check),
+                check: if in_use {
+                    finding.check
+                } else {
+                    format!("gateway's {}", finding.check)
                 },
                 health: finding.health,
                 says: finding.says,

@@ -260,20 +260,20 @@ impl Act {
             "redrive" => "They are sent again, with the same keys and the same bytes.",
             _ => "They are never sent, and their runs are told.",
         };
-        gateway::confirm(self.yes, warning, async |out, paint| match &self.intent {
-            Some(id) => table::intent(out, &client.get(&one(id)).await?, paint),
-            None => {
-                let status = self.filter.status.as_deref().unwrap_or("dead");
-                let parameters = [
-                    ("tenant", self.filter.tenant.as_deref()),
-                    ("status", Some(status)),
-                    ("destination", self.filter.destination.as_deref()),
-                    ("run_id", self.filter.run.as_deref()),
-                    ("limit", Some("20")),
-                ];
-                let path = client::path("/v1/outbox", &parameters);
-                table::page(out, &client.get(&path).await?, paint)
+        gateway::confirm(self.yes, warning, async |out, paint| {
+            if let Some(id) = &self.intent {
+                return table::intent(out, &client.get(&one(id)).await?, paint);
             }
+            let status = self.filter.status.as_deref().unwrap_or("dead");
+            let parameters = [
+                ("tenant", self.filter.tenant.as_deref()),
+                ("status", Some(status)),
+                ("destination", self.filter.destination.as_deref()),
+                ("run_id", self.filter.run.as_deref()),
+                ("limit", Some("20")),
+            ];
+            let path = client::path("/v1/outbox", &parameters);
+            table::page(out, &client.get(&path).await?, paint)
         })
         .await
     }

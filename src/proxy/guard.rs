@@ -347,6 +347,7 @@ fn made_key() -> Option<IdempotencyKey> {
 
 /// The key that stands in a JSON body. A body that is not JSON has none. A number must be an integer
 /// of 64 bits: others are rounded, and two of them could become one key.
+#[expect(clippy::result_large_err, reason = "built once, and passed on at once")]
 fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, Answer> {
     if fingerprint::has_too_many_values(body.bytes()) {
         return Err(request_invalid(format!(

@@ -119,6 +119,7 @@ impl Lookups {
         response
     }
 
+    #[expect(clippy::result_large_err, reason = "built once, and passed on at once")]
     fn asked(&self, head: &Parts) -> Result<(Target, Scopes), Response<Body>> {
         matching::authority(head.version, &head.uri, &head.headers)
             .map_err(|error| problem_response(error.into()))?;
@@ -168,7 +169,7 @@ impl Lookups {
                 let keys: Vec<_> = scopes().map(run).collect();
                 let look = || self.run(&keys);
                 let is_settled =
-                    |seen: &Option<RunSeen>| !seen.as_ref().is_some_and(|seen| !seen.is_settled());
+                    |seen: &Option<RunSeen>| seen.as_ref().is_none_or(RunSeen::is_settled);
                 let seen = self
                     .watch
                     .until_settled(&keys, patience, look, is_settled)

@@ -234,18 +234,14 @@ impl Gate {
             .await;
         // Also when nobody knows whether it was committed.
         self.changed(&key);
-        match committed? {
-            Some(committed) => {
-                if committed.awaited {
-                    self.wake_others(&key);
-                }
-                Ok(Ok(Decreed { committed, run_id }))
-            }
-            None => {
-                let seen = self.look_up(&key).await?;
-                self.refuse_late(seen, token).await
-            }
+        let Some(committed) = committed? else {
+            let seen = self.look_up(&key).await?;
+            return self.refuse_late(seen, token).await;
+        };
+        if committed.awaited {
+            self.wake_others(&key);
         }
+        Ok(Ok(Decreed { committed, run_id }))
     }
 
     /// Gives a caller's claim up; gives the record's state then.
@@ -276,24 +272,18 @@ impl Gate {
         };
         let released = self.0.group.release(release).await;
         self.changed(key);
-        match released? {
-            Some(released) => {
-                if released.awaited {
-                    self.wake_others(key);
-                }
-                Ok(Ok(match give_up {
-                    GiveUp::Hold => State::OutcomeUnknown,
-                    GiveUp::Redrive => State::FailedBeforeCommit { maybe_sent: true },
-                    GiveUp::NotSent | GiveUp::Answered => {
-                        State::FailedBeforeCommit { maybe_sent: false }
-                    }
-                }))
-            }
-            None => {
-                let seen = self.look_up(key).await?;
-                self.refuse_late(seen, token).await
-            }
+        let Some(released) = released? else {
+            let seen = self.look_up(key).await?;
+            return self.refuse_late(seen, token).await;
+        };
+        if released.awaited {
+            self.wake_others(key);
         }
+        Ok(Ok(match give_up {
+            GiveUp::Hold => State::OutcomeUnknown,
+            GiveUp::Redrive => State::FailedBeforeCommit { maybe_sent: true },
+            GiveUp::NotSent | GiveUp::Answered => State::FailedBeforeCommit { maybe_sent: false },
+        }))
     }
 
     /// The completion that a decree asks for. What follows begins with it, in its transaction: the

@@ -84,7 +84,9 @@ fn of_try(attempt: &Attempt) -> String {
     ];
     let more: Vec<String> = more.into_iter().flatten().collect();
     if !more.is_empty() {
-        text += &format!(" ({})", more.join(", "));
+        text.push_str(" (");
+        text.push_str(&more.join(", "));
+        text.push(')');
     }
     text
 }

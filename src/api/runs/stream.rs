@@ -144,12 +144,12 @@ impl Follow {
 async fn changed(changes: &mut Option<broadcast::Receiver<RunKey>>, key: &RunKey) {
     while let Some(receiver) = changes {
         match receiver.recv().await {
-            Ok(changed) if changed != *key => {}
+            Ok(other) if other != *key => {}
             Ok(_) | Err(RecvError::Lagged(_)) => return,
             Err(RecvError::Closed) => *changes = None,
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 fn event(transition: &Transition) -> Event {

@@ -156,8 +156,8 @@ fn lease(text: Option<&str>) -> Result<Duration, String> {
         return Ok(LEASE_DEFAULT);
     };
     let lease = humantime::parse_duration(text).map_err(|error| format!("lease: {error}"))?;
-    let [least, most] = LEASE;
-    if lease < least || lease > most {
+    let [shortest, longest] = LEASE;
+    if lease < shortest || lease > longest {
         return Err("lease: 1s to 1h".into());
     }
     Ok(lease)

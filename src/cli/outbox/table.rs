@@ -17,6 +17,7 @@ struct Page {
 }
 
 #[derive(Deserialize)]
+#[expect(clippy::struct_field_names, reason = "as the API names them")]
 struct Intent {
     tenant: String,
     intent_id: String,
@@ -72,6 +73,7 @@ struct Destinations {
 }
 
 #[derive(Deserialize)]
+#[expect(clippy::struct_field_names, reason = "as the API names them")]
 struct Destination {
     destination: String,
     configured: bool,

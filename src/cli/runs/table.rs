@@ -16,6 +16,7 @@ struct Page {
 }
 
 #[derive(Deserialize)]
+#[expect(clippy::struct_field_names, reason = "as the API names them")]
 struct Run {
     tenant: String,
     run_id: String,
@@ -40,6 +41,7 @@ struct Run {
 
 /// An intent, as every list of them shows it.
 #[derive(Deserialize)]
+#[expect(clippy::struct_field_names, reason = "as the API names them")]
 pub(in crate::cli) struct Intent {
     pub(in crate::cli) intent_id: String,
     seq: i64,

@@ -1,6 +1,7 @@
 //! What can be told of a PostgreSQL server's health beyond its settings: who holds back its
 //! cleaning up, and whether hints arrive.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::row::get;
@@ -81,7 +82,8 @@ fn transactions(open_ms: Option<i64>, hidden: i64) -> Finding {
         says += "; find it in pg_stat_activity by xact_start, and end it";
     }
     if hidden > 0 {
-        says += &format!(
+        let _ = write!(
+            says,
             " ({hidden} sessions are hidden from this role; pg_read_all_stats shows them)"
         );
     }
@@ -96,7 +98,10 @@ fn held(held: Option<i64>, slots: Option<i64>, prepared_ms: Option<i64>) -> Find
     let mut health = Health::Good;
     if slots > HELD_MAX {
         health = Health::Warn;
-        says += &format!(", and {slots} by a replication slot: is its reader gone?");
+        let _ = write!(
+            says,
+            ", and {slots} by a replication slot: is its reader gone?"
+        );
     }
     if prepared >= long {
         health = Health::Warn;

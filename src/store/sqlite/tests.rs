@@ -233,17 +233,14 @@ async fn what_is_due_is_found_by_steps_in_the_index() {
         (outbox::claims::DUE, &[due]),
     ];
     for (sql, steps) in statements {
-        let lines = on.plan(sql.to_owned()).await;
-        let of_intents = lines
+        let plan = on.plan(sql.to_owned()).await;
+        let of_intents = plan
             .iter()
             .filter_map(|line| line.split_once("eec_effect_intent_due "));
         let found: Vec<&str> = of_intents.map(|(_, step)| step).collect();
-        assert_eq!(found, steps, "{lines:?}");
+        assert_eq!(found, steps, "{plan:?}");
         // Nothing is sorted.
-        assert!(
-            lines.iter().all(|line| !line.contains("B-TREE")),
-            "{lines:?}"
-        );
+        assert!(plan.iter().all(|line| !line.contains("B-TREE")), "{plan:?}");
     }
     on.store.close().await;
 }
