@@ -6,7 +6,6 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
 use crate::openapi::{Exchange, Spec};
 use crate::support::client::{Answer, Call};
@@ -155,6 +154,7 @@ impl Api {
         self.checked(Method::GET, path, None, answer)
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "shorter for its callers")]
     fn checked(&self, method: Method, path: &str, sent: Option<&Value>, answer: Answer) -> Reply {
         let content_type = answer.header("content-type").unwrap_or_default();
         self.spec.check(&Exchange {
@@ -187,7 +187,9 @@ impl Api {
 fn setup(bench: &Bench) -> Setup {
     let token = |name: &str, role: &str, more: &str| {
         let hash = Sha256::digest(name);
-        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = hash
+            .iter()
+            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
         format!("name = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{hash}\"\n{more}")
     };
     bench
@@ -200,7 +202,7 @@ fn setup(bench: &Bench) -> Setup {
 }
 
 fn fresh_id() -> String {
-    Uuid::now_v7().to_string()
+    oncegate::ids::generated_key().to_string()
 }
 
 /// A reserve of a key of `acme`, whose lease outlasts the test.

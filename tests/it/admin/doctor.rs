@@ -13,11 +13,11 @@ use super::faulty::Fault;
 use super::{Admin, OPERATOR, READER, SERVICE, key_of};
 use crate::support::postgres;
 
-fn patient(admin: &Admin, url: String) -> Patient {
+fn patient(admin: &Admin, url: &str) -> Patient {
     let token_file = admin.directory.path().join("doctor.token");
     std::fs::write(&token_file, READER).unwrap();
     Patient {
-        store: postgres::config(&url),
+        store: postgres::config(url),
         admin: admin.address.to_string(),
         token_file: Some(token_file),
         lease_min: Duration::from_secs(5),
@@ -61,7 +61,7 @@ async fn a_file_that_a_gateway_has_is_looked_at_through_the_gateway() {
         "sqlite:{}",
         admin.directory.path().join("store.db").display()
     );
-    let mut patient = patient(&admin, url);
+    let mut patient = patient(&admin, &url);
     let lines = look(&patient).await;
     assert!(
         lines[0].says.contains("is in use by a gateway"),

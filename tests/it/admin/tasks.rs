@@ -244,7 +244,7 @@ async fn a_claim_waits_for_a_task_as_long_as_it_wants_and_no_longer() {
     };
     let (none, took) = wait("1").await;
     assert!(none == 0 && took >= Duration::from_secs(1), "{took:?}");
-    let (waiting, _) = tokio::join!(wait("20"), async {
+    let (waiting, ()) = tokio::join!(wait("20"), async {
         // While it waits.
         while admin.waits.available_permits() == oncegate::api::WAITS_MAX {
             tokio::task::yield_now().await;

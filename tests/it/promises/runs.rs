@@ -9,7 +9,7 @@ use crate::support::client::send_all;
 use crate::support::clock::{eventually, let_pass};
 use crate::support::gateway::{Bench, Setup, TestGateway};
 use crate::support::invariants::assert_all;
-use crate::support::upstream::{Reply, Upstream};
+use crate::support::upstream::{Reply, Seen, Upstream};
 
 each_store!(
     steps_follow_one_another_and_see_earlier_results,
@@ -90,7 +90,7 @@ async fn steps_follow_one_another_and_see_earlier_results(bench: Bench) {
     bench.database.until_runs_are(1, "completed").await;
     let seen = hook.requests();
     assert_eq!(
-        seen.iter().map(|seen| seen.path()).collect::<Vec<_>>(),
+        seen.iter().map(Seen::path).collect::<Vec<_>>(),
         ["/one", "/two"]
     );
     assert_eq!(seen[1].body, b"r-1");

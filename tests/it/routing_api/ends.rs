@@ -119,6 +119,7 @@ async fn a_decision_may_be_text_bytes_or_json(bench: Bench) {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 async fn an_unfit_decision_is_refused_and_the_claim_stays(bench: Bench) {
     let api = Api::start(&bench).await;
     let token = api.reserve("k").await.token();

@@ -68,9 +68,9 @@ async fn a_stale_token_commits_no_effects_either(bench: Bench) {
         .await
         .is_problem(409, "attempt-stale");
     assert_eq!(rows(&bench.database).await, counted);
-    let taken = with(complete("k", &other), follow_up());
-    let taken = api.post("complete", taken).await;
-    assert_eq!(taken.status, 200);
+    let present = with(complete("k", &other), follow_up());
+    let reply = api.post("complete", present).await;
+    assert_eq!(reply.status, 200);
     // What was committed without effects gets none later.
     let bare = api.reserve("bare").await.token();
     api.complete("bare", &bare).await;

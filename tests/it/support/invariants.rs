@@ -125,19 +125,6 @@ impl Database {
         })
         .await
     }
-
-    /// Waits until the intents are so, and gives them.
-    pub async fn until_intents(
-        &self,
-        what: &str,
-        are: impl Fn(&[IntentRow]) -> bool,
-    ) -> Vec<IntentRow> {
-        within(PATIENCE * 3, what, async || {
-            let intents = self.intents().await;
-            are(&intents).then_some(intents)
-        })
-        .await
-    }
 }
 
 fn number(text: &str) -> i64 {
