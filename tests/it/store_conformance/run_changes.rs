@@ -172,7 +172,7 @@ pub async fn a_change_is_told_until_it_was_seen(on: &Fixture) {
     on.raw.execute(DEAD).await;
     let loaded = on.load(&key).await;
     assert!(loaded.intents[0].changed);
-    assert_eq!(on.due(9).await, [key.clone()]);
+    assert_eq!(on.due(9).await, std::slice::from_ref(&key));
     // It changes once more between the look and the commit.
     on.raw.execute(DELIVERED).await;
     let seen = |status| changing(1, Some(status), Order::None);
@@ -181,7 +181,7 @@ pub async fn a_change_is_told_until_it_was_seen(on: &Fixture) {
     let again = on.load(&key).await;
     assert!(again.intents[0].changed);
     assert_eq!(again.intents[0].status, IntentStatus::Completed);
-    assert_eq!(on.due(9).await, [key.clone()]);
+    assert_eq!(on.due(9).await, std::slice::from_ref(&key));
     on.commit(&on_loaded(&again, seen(IntentStatus::Completed)))
         .await;
     assert!(on.due(9).await.is_empty());

@@ -25,11 +25,11 @@ pub async fn ended_timers_and_changes_are_due_and_nothing_else(on: &Fixture) {
     on.tick(&waits, timer(LONG)).await;
     let over = on.begun("over", 0).await;
     on.tick(&over, timer(Duration::ZERO)).await;
-    assert_eq!(on.due(9).await, [over.clone()]);
+    assert_eq!(on.due(9).await, std::slice::from_ref(&over));
     assert!(on.load(&over).await.timer_over);
     assert!(!on.load(&waits).await.timer_over);
     on.tick(&over, tick(RunStatus::Waiting)).await;
-    assert_eq!(on.due(9).await, [over.clone()]);
+    assert_eq!(on.due(9).await, std::slice::from_ref(&over));
     let mut cleared = tick(RunStatus::Running);
     cleared.timer = Timer::Clear;
     on.tick(&over, cleared).await;

@@ -162,8 +162,8 @@ pub async fn an_operators_word_starts_a_run(on: &Fixture) {
     assert_eq!(resolve(&verdict).await, Resolved::Done);
     assert_eq!(on.load(&run_of(&wanted)).await.intents.len(), 2);
     assert_eq!(on.count("eec_operator_audit").await, 1);
-    let state = on.record(&claim.key).await.state;
-    assert!(matches!(state, State::Completed(id, _) if id == wanted.decision_id));
+    let record = on.record(&claim.key).await;
+    assert!(matches!(record.state, State::Completed(id, _) if id == wanted.decision_id));
     let before = on.every_row().await;
     assert_eq!(resolve(&verdict).await, Resolved::Done);
     assert_eq!(on.every_row().await, before);
