@@ -32,7 +32,7 @@ each_store!(
     a_call_whose_end_was_lost_is_made_again_the_same,
 );
 
-const QUICK: &str = "poll_interval = \"100ms\"\nclaim_lease = \"2s\"";
+const QUICK: &str = "poll_interval = \"100ms\"\nclaim_lease = \"3500ms\"";
 
 fn accepting(bench: &Bench) -> Setup {
     let setup = bench.gateway().section("outbox", QUICK);

@@ -21,7 +21,7 @@ each_store!(
 
 on_postgres!(an_answer_that_is_recorded_later_starts_what_follows_then);
 
-const QUICK: &str = "poll_interval = \"100ms\"\nclaim_lease = \"2s\"";
+const QUICK: &str = "poll_interval = \"100ms\"\nclaim_lease = \"3500ms\"";
 
 fn following(setup: Setup, hook: &Upstream, effect: &str) -> Setup {
     let setup = setup.hook(hook).section("outbox", QUICK);

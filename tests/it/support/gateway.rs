@@ -3,6 +3,8 @@
 //! What every test promises without saying so is checked when the bench is dropped: no key was
 //! executed twice, no gateway panicked, lost an owner, or ended other than asked.
 
+mod runs;
+
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -208,35 +210,6 @@ impl Setup {
         self
     }
 
-    /// The destination `hook` at this upstream, quick to try again.
-    #[must_use]
-    pub fn hook(self, at: &Upstream) -> Self {
-        let lines = format!(
-            "id = \"hook\"\nurl = \"{}\"\nallow_private = true\ntimeout = \"5s\"\n\
-             retry = {{ first = \"100ms\", max = \"500ms\", horizon = \"1h\", faults = 2 }}",
-            at.url()
-        );
-        self.more("destination", &lines)
-    }
-
-    /// Tokens of the admin API: `operator-token`, `service-token`, `worker-token`.
-    #[must_use]
-    pub fn tokens(self) -> Self {
-        ["operator", "service", "worker"]
-            .into_iter()
-            .fold(self, |setup, role| {
-                let lines = format!(
-                    "name = \"{role}\"\nrole = \"{role}\"\nsecret = \"${{env:TEST_{}}}\"",
-                    role.to_uppercase()
-                );
-                let variable = (
-                    format!("TEST_{}", role.to_uppercase()),
-                    format!("{role}-token-of-a-test"),
-                );
-                setup.more("token", &lines).environment(vec![variable])
-            })
-    }
-
     /// Goes to the store by this URL, such as a proxy's.
     #[must_use]
     pub fn store_url(self, url: &str) -> Self {
@@ -346,13 +319,6 @@ impl TestGateway {
     /// A request to the admin listener.
     pub fn admin_call(&self, method: &str, target: &str) -> Call {
         Call::new(self.admin, method, target)
-    }
-
-    /// A request to the API under the token of this role.
-    pub fn api(&self, role: &str, method: &str, target: &str) -> Call {
-        let token = format!("Bearer {role}-token-of-a-test");
-        self.admin_call(method, target)
-            .header("authorization", token)
     }
 
     /// Waits until traffic may come.
