@@ -8,6 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use uuid::Uuid;
 
 use super::records::wire::{LIMIT_DEFAULT, LIMIT_MAX};
@@ -56,6 +57,18 @@ pub(super) async fn bytes(body: Body, bytes_max: usize) -> Result<Bytes, Problem
 /// A body as JSON.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(body).map_err(|error| invalid(&format!("the JSON body: {error}")))
+}
+
+/// An optional member, which may be left out and, unless it is any JSON, not be `null`.
+///
+/// # Errors
+/// When it is of another type.
+pub(super) fn present<'de, D, T>(given: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(given).map(Some)
 }
 
 /// A UUID, in the one form in which this API writes them (RFC 9562 section 4), in any case.

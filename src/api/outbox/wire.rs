@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::api::records::wire::reason;
-use crate::api::request::{self, millis};
+use crate::api::request::{self, millis, present};
 use crate::api::runs::wire::AttemptOut;
 use crate::domain::intent::{Destination, How, IntentId, IntentKey, IntentStatus, Stamp};
 use crate::domain::run::RunId;
@@ -27,9 +27,13 @@ pub const LANE_BYTES_MAX: usize = 300;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntentsQuery {
+    #[serde(default, deserialize_with = "present")]
     tenant: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     status: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     destination: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     run_id: Option<String>,
     limit: Option<u32>,
     cursor: Option<String>,
@@ -113,10 +117,15 @@ pub fn destination(given: String) -> Result<Destination, String> {
 #[serde(deny_unknown_fields)]
 pub struct Act {
     reason: String,
+    #[serde(default, deserialize_with = "present")]
     request_id: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     intent_id: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     filter: Option<Filter>,
+    #[serde(default, deserialize_with = "present")]
     limit: Option<u32>,
+    #[serde(default, deserialize_with = "present")]
     cursor: Option<String>,
 }
 

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::invalid;
+use crate::api::request::present;
 use crate::api::workflow::Catalog;
 use crate::domain::message::Recorded;
 use crate::domain::run::FollowUp;
@@ -27,11 +28,17 @@ pub struct Resolution {
     status: u16,
     #[serde(default)]
     headers: Vec<HeaderLine>,
+    #[serde(default, deserialize_with = "present")]
     body: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     body_base64: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     follow_up: Option<bool>,
+    #[serde(default, deserialize_with = "present")]
     effects: Option<Value>,
+    #[serde(default, deserialize_with = "present")]
     run: Option<Value>,
+    #[serde(default, deserialize_with = "present")]
     input: Option<Value>,
 }
 

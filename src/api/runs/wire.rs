@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use super::diagnosis::diagnose;
 use crate::api::outbox::wire::IntentOut;
 use crate::api::records::wire::reason;
-use crate::api::request;
+use crate::api::request::{self, present};
 use crate::coordinator::Applied;
 use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
@@ -102,6 +102,7 @@ impl HistoryQuery {
 #[serde(deny_unknown_fields)]
 pub struct Act {
     reason: String,
+    #[serde(default, deserialize_with = "present")]
     request_id: Option<String>,
 }
 
@@ -122,6 +123,7 @@ pub struct Resumption {
     /// Why.
     pub reason: String,
     /// The same at a repeat.
+    #[serde(default, deserialize_with = "present")]
     pub request_id: Option<String>,
     /// What later templates see as the step's result.
     #[serde(default)]
@@ -133,6 +135,7 @@ pub struct Resumption {
 #[serde(deny_unknown_fields)]
 pub struct Signal {
     /// The same at a repeat.
+    #[serde(default, deserialize_with = "present")]
     pub request_id: Option<String>,
     /// What it brings.
     #[serde(default)]

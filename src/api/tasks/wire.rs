@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::api::request::{self, millis};
+use crate::api::request::{self, millis, present};
 use crate::api::runs::wire::name;
 use crate::domain::intent::{ClaimedIntent, How, IntentId, IntentKey, Stamp, diagnostic};
 use crate::domain::scope::TenantScope;
@@ -31,9 +31,12 @@ pub const WORKER_BYTES_MAX: usize = 100;
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     queue: String,
+    #[serde(default, deserialize_with = "present")]
     limit: Option<u32>,
+    #[serde(default, deserialize_with = "present")]
     lease: Option<String>,
     worker: String,
+    #[serde(default, deserialize_with = "present")]
     tenant: Option<String>,
 }
 
@@ -85,6 +88,7 @@ pub struct Heartbeat {
     tenant: String,
     intent_id: String,
     stamp: String,
+    #[serde(default, deserialize_with = "present")]
     lease: Option<String>,
 }
 
@@ -110,7 +114,9 @@ pub struct Outcome {
     /// `null` is a result too.
     #[serde(default, deserialize_with = "present")]
     result: Option<Value>,
+    #[serde(default, deserialize_with = "present")]
     error: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     retryable: Option<bool>,
 }
 
@@ -134,10 +140,6 @@ impl Outcome {
         };
         Ok((key, stamp, result))
     }
-}
-
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
 }
 
 fn key(tenant_text: &str, intent_id: &str) -> Result<IntentKey, String> {

@@ -250,6 +250,7 @@ async fn a_request_without_a_key_is_accepted_under_a_key_of_its_own(bench: Bench
     let requests = bench.upstream.requests();
     assert_eq!(requests.len(), 2);
     assert_ne!(key_of(&requests[0]), key_of(&requests[1]));
+    drop(gateway);
     let strict = accepting(&bench).route("required = true").start().await;
     let refused = strict.post("/pay").send().await;
     refused.assert_problem(400, "key-missing", "refused");
@@ -261,10 +262,9 @@ async fn the_service_sees_the_key_that_the_route_says(bench: Bench) {
     };
     let setup = accepting(&bench)
         .other_route(&route("/verbatim", "verbatim"))
-        .other_route(&route("/none", "none"))
         .other_route(&route("/derived", "derived"));
     let gateway = setup.start().await;
-    for path in ["/verbatim", "/none", "/derived"] {
+    for path in ["/verbatim", "/derived"] {
         let answer = gateway.post(path).key("\"a, b\"").send().await;
         ended(&gateway, &accepted(&answer, "executed")).await;
     }
@@ -276,8 +276,8 @@ async fn the_service_sees_the_key_that_the_route_says(bench: Bench) {
         .iter()
         .map(|seen| seen.header("idempotency-key").concat())
         .collect();
-    assert_eq!((&*keys[0], &*keys[1]), ("\"a, b\"", ""));
-    assert_eq!((keys[2].len(), keys[3].len()), (36, 36));
+    assert_eq!(keys[0], "\"a, b\"");
+    assert_eq!((keys[1].len(), keys[2].len()), (36, 36));
 }
 
 async fn any_header_and_path_is_sent_as_it_came(bench: Bench) {
