@@ -5,15 +5,22 @@
 //! proxy.
 //!
 //! Invariants:
-//! - [`ROUTES`] is the only list of what exists; the router, the roles and the test of
+//! - [`AREAS`] is the only list of what exists; the router, the roles and the test of
 //!   `openapi.yaml` are made from it.
 //! - Everything under `/v1` needs a token, also what does not exist there.
 //! - An act on a record is finished even if who asked for it is gone.
 //! - Every error is a problem document (RFC 9457).
 
+pub mod doctor;
 pub mod health;
+pub mod outbox;
 pub mod records;
+mod request;
+pub mod routing;
+pub mod runs;
+pub mod tasks;
 pub mod token;
+pub mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,31 +30,40 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::MethodRouter;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Role, TokenConfig};
+use crate::coordinator::Coordinator;
+use crate::domain::intent::Destination;
 use crate::domain::scope::RecordKey;
+use crate::lifecycle::Bells;
+use crate::outbox::tasks::Tasks;
 use crate::problem::{Kind, Problem};
+use crate::routing::gate::Gate;
 use crate::store::Store;
 use crate::telemetry::Chain;
 
 /// Connections that are served at one time; more wait in the listener's queue.
-pub const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = 512;
 /// How long a connection may take to send a request's headers, or stay idle.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Buffer for a request's headers, in bytes.
 pub const HEADER_BYTES_MAX: usize = 64 * 1024;
-/// How long an answer may take.
+/// How long an answer may take to begin; a stream goes on for [`runs::stream::TIME_MAX`].
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// A connection takes no more requests after this long, and is cut soon after.
 pub const CONNECTION_AGE_MAX: Duration = Duration::from_mins(2);
+/// Requests that may be waiting at one time: streams, and claims of tasks that wait for one. Fewer
+/// than connections, so that others still come in.
+pub const WAITS_MAX: usize = 128;
 /// After the shutdown: how long requests that are at work may take to end.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// How long accepting rests after an error such as "too many open files".
@@ -68,8 +84,28 @@ pub struct AdminState {
     pub owner_times: Arc<records::OwnerTimes>,
     /// Called after an act changed a record: drops the cached decision and wakes local waiters.
     pub changed: Arc<dyn Fn(&RecordKey) + Send + Sync>,
+    /// The gate, for callers that play the upstream.
+    pub gate: Gate,
+    /// What effects and runs may refer to.
+    pub catalog: Arc<workflow::Catalog>,
+    /// Places and bytes for services' calls.
+    pub room: Arc<routing::Room>,
     /// Where acts run, so that neither a lost connection nor the shutdown cuts one in two.
     pub acts: TaskTracker,
+    /// The only way in which runs change.
+    pub coordinator: Coordinator,
+    /// Tasks, for step workers.
+    pub tasks: Tasks,
+    /// Rung when a run begins, and after an act changed an intent or a destination.
+    pub bells: Bells,
+    /// The configured destinations.
+    pub destinations: Arc<[Destination]>,
+    /// The shortest lease of any owner or claim.
+    pub lease_min: Duration,
+    /// A place for each request that may wait; [`WAITS_MAX`] of them.
+    pub waits: Arc<Semaphore>,
+    /// Cancelled when the gateway begins to stop: whatever waits ends then.
+    pub closing: CancellationToken,
 }
 
 /// One line of the route table.
@@ -78,70 +114,39 @@ pub struct Route {
     pub method: Method,
     /// The path; `{…}` stands for one percent-encoded segment.
     pub path: &'static str,
-    /// What a token must be allowed to; `None`: open to everyone who reaches the listener.
-    pub role: Option<Role>,
-    handler: fn() -> MethodRouter<AdminState>,
+    /// A token must have one of these; none: open to everyone who reaches the listener.
+    pub roles: &'static [Role],
+    pub(crate) handler: fn() -> MethodRouter<AdminState>,
 }
 
-/// Everything that exists on the admin listener.
-pub const ROUTES: [Route; 8] = [
-    Route {
-        method: Method::GET,
-        path: "/metrics",
-        role: None,
-        handler: || get(health::metrics),
-    },
-    Route {
-        method: Method::GET,
-        path: "/healthz",
-        role: None,
-        handler: || get(health::alive),
-    },
-    Route {
-        method: Method::GET,
-        path: "/readyz",
-        role: None,
-        handler: || get(health::ready),
-    },
-    Route {
-        method: Method::GET,
-        path: "/v1/records",
-        role: Some(Role::Reader),
-        handler: || get(records::search),
-    },
-    Route {
-        method: Method::GET,
-        path: "/v1/records/{tenant}/{pool}/{key}",
-        role: Some(Role::Reader),
-        handler: || get(records::show),
-    },
-    Route {
-        method: Method::POST,
-        path: "/v1/records/{tenant}/{pool}/{key}/release",
-        role: Some(Role::Operator),
-        handler: || post(records::release),
-    },
-    Route {
-        method: Method::POST,
-        path: "/v1/records/{tenant}/{pool}/{key}/resolve",
-        role: Some(Role::Operator),
-        handler: || post(records::resolve),
-    },
-    Route {
-        method: Method::POST,
-        path: "/v1/records/{tenant}/{pool}/{key}/purge",
-        role: Some(Role::Operator),
-        handler: || post(records::purge),
-    },
+/// Who may look.
+pub(crate) const READERS: &[Role] = &[Role::Reader, Role::Operator];
+/// Who may look at one record: also those who claim records.
+pub(crate) const RECORD_READERS: &[Role] = &[Role::Reader, Role::Operator, Role::Service];
+
+/// Everything that exists on the admin listener, area by area.
+pub const AREAS: [&[Route]; 7] = [
+    &health::ROUTES,
+    &doctor::ROUTES,
+    &records::ROUTES,
+    &routing::ROUTES,
+    &runs::ROUTES,
+    &outbox::ROUTES,
+    &tasks::ROUTES,
 ];
 
-/// The router that [`ROUTES`] describes.
+/// Every route of every area.
+pub fn routes() -> impl Iterator<Item = &'static Route> {
+    AREAS.into_iter().flatten()
+}
+
+/// The router that [`AREAS`] describe.
 pub fn router(state: AdminState) -> Router {
     let mut router = Router::new();
-    for route in ROUTES {
+    for route in routes() {
         let mut handler = (route.handler)();
-        if let Some(role) = route.role {
-            let gate = middleware::from_fn_with_state((state.clone(), role), token::require);
+        if !route.roles.is_empty() {
+            let gate = middleware::from_fn_with_state((state.clone(), route.roles), token::require);
             handler = handler.route_layer(gate);
         }
         router = router.route(route.path, handler);
@@ -199,7 +204,8 @@ async fn connection(stream: TcpStream, router: Router, shutdown: CancellationTok
         () = tokio::time::sleep(CONNECTION_AGE_MAX) => {}
     }
     served.as_mut().graceful_shutdown();
-    if let Ok(result) = tokio::time::timeout(REQUEST_TIMEOUT + GRACE, served).await {
+    let longest = REQUEST_TIMEOUT.max(runs::stream::TIME_MAX);
+    if let Ok(result) = tokio::time::timeout(longest + GRACE, served).await {
         tell(result);
     }
 }

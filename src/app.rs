@@ -11,33 +11,44 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::doctor;
 use crate::api::health::Readiness;
 use crate::api::records::{OWNER_MARGIN, OwnerTimes};
+use crate::api::workflow::Catalog;
 use crate::api::{self, AdminState};
-use crate::config::{Config, Route, StoreConfig};
+use crate::config::{Config, Limits, Route, StoreConfig};
+use crate::coordinator::Coordinator;
 use crate::domain::message::IDEMPOTENCY_KEY;
 use crate::domain::secret::Secrets;
+use crate::driver::{self, Timing};
 use crate::ids;
-use crate::lifecycle::{Exit, Shutdown, Signals};
+use crate::lifecycle::{Bells, Exit, Shutdown, Signals};
+use crate::outbox::tasks::Tasks;
+use crate::outbox::{Outbox, OutboxParts};
 use crate::proxy::capture::BodyBudget;
 use crate::proxy::forward::Forwarding;
 use crate::proxy::guard::{Guard, GuardParts};
 use crate::proxy::listener::{self, Peer, Tls};
+use crate::proxy::lookups::{self, Lookups};
 use crate::proxy::passthrough::Passthrough;
 use crate::proxy::tenant::Tenants;
-use crate::proxy::upstream::Upstreams;
+use crate::proxy::watch::Watch;
 use crate::proxy::{Body, matching, problem_response};
 use crate::routing::gate::{Gate, Settings};
 use crate::store::group::{Group, GroupOptions};
+use crate::store::outbox::OutboxStore;
 use crate::store::{self, Store};
 use crate::telemetry;
 use crate::upkeep::census::Census;
-use crate::upkeep::driver::{self, Timing};
 use crate::upkeep::retention::Retention;
+use crate::upkeep::run_retention::RunRetention;
 use crate::upkeep::sweeper::Sweeper;
+use crate::upkeep::ticker::Ticker;
+use crate::upstream::Upstreams;
 
 /// How often the gauges that need the store are refreshed, and the store's being there is checked.
 const CENSUS_PERIOD: Duration = Duration::from_secs(5);
@@ -50,9 +61,10 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Batches of one operation that PostgreSQL commits at once.
 const BATCHES_AT_ONCE: usize = 4;
 
-/// A request's way: which route, then guarded or not.
+/// A request's way: the gateway's own or which route, then guarded or not.
 #[derive(Clone)]
 struct Proxy {
+    lookups: Lookups,
     routes: Arc<[Route]>,
     guard: Guard,
     passthrough: Passthrough,
@@ -65,6 +77,14 @@ struct Running {
     group: Group,
     admin: TaskTracker,
     admin_stop: CancellationToken,
+}
+
+/// What runs are moved with.
+#[derive(Clone)]
+struct RunParts {
+    group: Group,
+    coordinator: Coordinator,
+    bells: Bells,
 }
 
 /// Runs the gateway until it has stopped.
@@ -140,9 +160,30 @@ async fn start(
     let (listen_addr, admin_addr) = (public.local_addr()?, admin.local_addr()?);
 
     let group = Group::new(&store, group_options(&config.store));
-    let gate = gate(config, &store, &group, secrets.clone(), shutdown);
-    let census = start_upkeep(&config.store, &store, shutdown);
-    let state = admin_state(config, &store, &gate, metrics.clone(), census, shutdown);
+    let bells = Bells::default();
+    let gate = gate(config, &store, &group, secrets.clone(), &bells, shutdown);
+    let census = start_upkeep(config, &store, shutdown);
+    let runs = RunParts {
+        group: group.clone(),
+        coordinator: Coordinator::new(Arc::clone(&store), group.clone(), bells.clone()),
+        bells,
+    };
+    start_runs(config, &store, &runs, &upstreams, shutdown)?;
+    let watch = Watch {
+        gate: gate.clone(),
+        coordinator: runs.coordinator.clone(),
+        poll_interval: config.store.poll_interval,
+        draining: shutdown.soft().clone(),
+    };
+    let state = admin_state(
+        config,
+        &store,
+        &gate,
+        runs.clone(),
+        metrics.clone(),
+        census,
+        shutdown,
+    );
     let running = Running {
         store,
         store_tasks,
@@ -157,12 +198,17 @@ async fn start(
     let tasks = shutdown.tasks();
     tasks.spawn(telemetry::upkeep(metrics, shutdown.soft().clone()));
     tasks.spawn(gate.clone().forget_what_others_change());
-    let proxy = proxy(config, gate, upstreams, secrets, shutdown);
+    let proxy = proxy(
+        config,
+        &running.store,
+        gate,
+        watch,
+        upstreams,
+        secrets,
+        shutdown,
+    );
     let (limits, tokens) = (config.limits.clone(), running.listeners_shutdown(shutdown));
-    tasks.spawn(async move {
-        let handler = move |request, peer| proxy.clone().answer(request, peer);
-        listener::run(public, tls, &limits, handler, tokens).await;
-    });
+    tasks.spawn(proxy.listen(public, tls, limits, tokens));
     tracing::info!(
         listen = %listen_addr,
         admin = %admin_addr,
@@ -174,8 +220,22 @@ async fn start(
 }
 
 impl Proxy {
+    async fn listen(
+        self,
+        public: TcpListener,
+        tls: Option<Tls>,
+        limits: Limits,
+        tokens: listener::Shutdown,
+    ) {
+        let handler = move |request, peer| self.clone().answer(request, peer);
+        listener::run(public, tls, &limits, handler, tokens).await;
+    }
+
     async fn answer(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let (head, body) = request.into_parts();
+        if lookups::takes(head.uri.path()) {
+            return self.lookups.answer(&head).await;
+        }
         let (policy, guarded) = match matching::find(&self.routes, &head) {
             Ok(matched) => (Arc::clone(&matched.route.policy), matched.guarded),
             Err(problem) if head.headers.contains_key(IDEMPOTENCY_KEY) => {
@@ -223,6 +283,7 @@ fn gate(
     store: &Arc<dyn Store>,
     group: &Group,
     secrets: Secrets,
+    bells: &Bells,
     shutdown: &Shutdown,
 ) -> Gate {
     let limits = &config.limits;
@@ -237,12 +298,15 @@ fn gate(
     };
     let (tasks, soft) = (shutdown.tasks().clone(), shutdown.soft().clone());
     let (store, group) = (Arc::clone(store), group.clone());
-    Gate::new(store, group, secrets, settings, tasks, soft)
+    let bells = bells.clone();
+    Gate::new(store, group, secrets, settings, bells, tasks, soft)
 }
 
 fn proxy(
     config: &Config,
+    store: &Arc<dyn Store>,
     gate: Gate,
+    watch: Watch,
     upstreams: Upstreams,
     secrets: Secrets,
     shutdown: &Shutdown,
@@ -256,18 +320,28 @@ fn proxy(
         tasks.clone(),
         hard.clone(),
     );
+    let tenants = Arc::new(Tenants::new(config.tenant.clone(), secrets));
+    let lookups = Lookups {
+        store: Arc::clone(store),
+        tenants: Arc::clone(&tenants),
+        watch: watch.clone(),
+        tracker: tasks.clone(),
+    };
     let guard = Guard::new(GuardParts {
         gate,
         upstreams,
         forwarding,
         passthrough: passthrough.clone(),
-        tenants: Tenants::new(config.tenant.clone(), secrets),
+        tenants,
+        store: Arc::clone(store),
+        watch,
         budget: BodyBudget::new(config.limits.body_bytes_total_max),
         body_timeout: config.limits.body_timeout,
         tracker: tasks,
         cutoff: hard,
     });
     Proxy {
+        lookups,
         routes: config.routes.clone().into(),
         guard,
         passthrough,
@@ -278,6 +352,7 @@ fn admin_state(
     config: &Config,
     store: &Arc<dyn Store>,
     gate: &Gate,
+    runs: RunParts,
     metrics: PrometheusHandle,
     census: driver::Handle,
     shutdown: &Shutdown,
@@ -302,17 +377,59 @@ fn admin_state(
         readiness: Arc::new(readiness),
         owner_times: Arc::new(OwnerTimes::new(&config.routes, OWNER_MARGIN)),
         changed: Arc::new(move |key| changed.changed(key)),
+        gate: gate.clone(),
+        catalog: Arc::new(Catalog::new(config)),
+        room: Arc::default(),
         acts: shutdown.tasks().clone(),
+        coordinator: runs.coordinator,
+        tasks: Tasks::new(store.clone(), runs.group, runs.bells.clone()),
+        bells: runs.bells,
+        destinations: config
+            .destinations
+            .iter()
+            .map(|known| known.id.clone())
+            .collect(),
+        lease_min: doctor::lease_min(&config.routes, &config.outbox),
+        waits: Arc::new(Semaphore::new(api::WAITS_MAX)),
+        closing: shutdown.soft().clone(),
     }
 }
 
-/// Starts the duties; returns the one whose success tells that the store is there.
-fn start_upkeep(
-    config: &StoreConfig,
+/// Starts what sends intents and what moves runs on.
+fn start_runs(
+    config: &Config,
     store: &Arc<dyn Store>,
+    runs: &RunParts,
+    upstreams: &Upstreams,
     shutdown: &Shutdown,
-) -> driver::Handle {
+) -> anyhow::Result<()> {
     let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let outbox = Outbox::new(OutboxParts {
+        store: Arc::clone(store) as Arc<dyn OutboxStore>,
+        group: runs.group.clone(),
+        destinations: &config.destinations,
+        config: config.outbox.clone(),
+        upstreams: upstreams.clone(),
+        bells: runs.bells.clone(),
+        tracker: tasks.clone(),
+        soft: soft.clone(),
+        hard: shutdown.hard().clone(),
+    })?;
+    let timing = Timing {
+        period: config.outbox.poll_interval,
+        deadline: config.store.operation_timeout * 2,
+    };
+    let bell = Arc::clone(&runs.bells.outbox);
+    driver::start_with(outbox.drainer(), timing, tasks, soft, bell);
+    let ticker = Ticker::new(runs.coordinator.clone());
+    driver::start_with(ticker, timing, tasks, soft, Arc::clone(&runs.bells.runs));
+    Ok(())
+}
+
+/// Starts the duties; returns the one whose success tells that the store is there.
+fn start_upkeep(config: &Config, store: &Arc<dyn Store>, shutdown: &Shutdown) -> driver::Handle {
+    let (tasks, soft) = (shutdown.tasks(), shutdown.soft());
+    let (keep, config) = (config.keep, &config.store);
     let timing = |period| Timing {
         period,
         deadline: config.operation_timeout * 2,
@@ -321,6 +438,8 @@ fn start_upkeep(
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
     let retention = Retention::new(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
+    let run_retention = RunRetention::new(Arc::clone(store), keep);
+    driver::start(run_retention, timing(config.purge_interval), tasks, soft);
     let census = Census::new(Arc::clone(store));
     driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
 }

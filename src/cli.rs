@@ -4,13 +4,19 @@
 //! scripts goes to standard output, errors and the log to standard error.
 
 mod check;
+mod client;
 mod demo;
+pub mod doctor;
 mod flags;
+mod gateway;
 mod migrate;
+pub mod outbox;
 mod paint;
 mod ready;
 pub mod records;
+pub mod runs;
 mod serve;
+mod table;
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -53,6 +59,12 @@ enum Command {
     Check(check::Args),
     /// Find, look at and settle records of a running gateway.
     Records(records::Args),
+    /// Tell how the store and the gateway are, and what a person should look at.
+    Doctor(doctor::Args),
+    /// Look at runs of a running gateway, and move those that are stuck.
+    Runs(runs::Args),
+    /// Look at what is on its way, send again what was given up, pause destinations.
+    Outbox(outbox::Args),
 }
 
 /// Runs what the command line asks for.
@@ -63,6 +75,9 @@ pub fn run() -> ExitCode {
         Command::Migrate(args) => migrate::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Records(args) => records::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Runs(args) => runs::run(&args),
+        Command::Outbox(args) => outbox::run(&args),
     };
     done.unwrap_or_else(|error| {
         if let Some(rejected) = error.downcast_ref::<Rejected>() {

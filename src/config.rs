@@ -6,18 +6,24 @@
 //! `oncegate.example.toml`, with every default; a test keeps the two alike.
 //!
 //! The way: [`input`] gathers, `section` reads one table key by key with the forms of `parse`,
-//! `resolve` and [`routing`] say which keys there are, `contradictions` compares their `value`s,
-//! and [`report`] holds what was found. Nothing here opens a socket or a database.
+//! `resolve`, `pools`, [`destinations`], [`effects`], [`workflows`], [`routing`] and [`outbox`] say
+//! which keys there are, `contradictions` compares their `value`s, and [`report`] holds what was
+//! found. Nothing here opens a socket or a database.
 
 mod contradictions;
+pub mod destinations;
+pub mod effects;
 pub mod input;
+pub mod outbox;
 mod parse;
+mod pools;
 pub mod report;
 mod resolve;
 pub mod routing;
 mod section;
 mod store_url;
 mod value;
+pub mod workflows;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -28,8 +34,11 @@ use std::time::Duration;
 use http::{HeaderName, Method, Uri};
 
 pub use self::resolve::{Loaded, LoadedStore, load, load_store};
+pub use self::value::nearest;
+use crate::domain::intent::Destination;
 use crate::domain::policy::Policy;
 use crate::domain::scope::{PoolId, TenantScope};
+use crate::domain::workflow::{Retry, Workflow};
 
 /// A validated configuration.
 #[derive(Clone, Debug)]
@@ -51,6 +60,14 @@ pub struct Config {
     pub pools: Vec<PoolConfig>,
     /// First match wins.
     pub routes: Vec<Route>,
+    /// Where effects go.
+    pub destinations: Vec<DestinationConfig>,
+    /// Workflows by name, for runs that callers of the API start.
+    pub workflows: Vec<Arc<Workflow>>,
+    /// How intents are sent.
+    pub outbox: OutboxConfig,
+    /// How long what is over is kept.
+    pub keep: Keep,
     /// Every limit that belongs to no single route or pool.
     pub limits: Limits,
     /// Tokens of the admin API.
@@ -174,6 +191,91 @@ pub enum PathPattern {
     Prefix(String),
 }
 
+/// How long what is over is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Runs with all that belongs to them, from their end.
+    pub runs: Duration,
+    /// Bytes of dead and quarantined intents, from when they became so.
+    pub dead: Duration,
+}
+
+/// Where effects go.
+#[derive(Clone, Debug)]
+pub struct DestinationConfig {
+    /// Its lane; effects refer to it by this.
+    pub id: Destination,
+    /// What is there.
+    pub kind: DestinationKind,
+    /// Tries at one time, of each gateway.
+    pub concurrency_max: usize,
+    /// Tries in a second, of each gateway; `None`: no limit.
+    pub rate_max: Option<f64>,
+    /// How long one try may take, the answer's body included, unless the effect says otherwise.
+    pub timeout: Duration,
+    /// When to try again, unless the effect says otherwise.
+    pub retry: Retry,
+}
+
+/// What is at a destination.
+#[derive(Clone, Debug)]
+pub enum DestinationKind {
+    /// An HTTP server.
+    Http {
+        /// Where effects go that give no path of their own; others are resolved against it.
+        url: Uri,
+        /// Standard Webhooks secrets (`whsec_…`); every one of them signs, so that receivers can
+        /// change over. Empty: unsigned.
+        secrets: Vec<SecretText>,
+        /// More headers; values may be secret.
+        headers: Vec<(HeaderName, SecretText)>,
+        /// Whether addresses of private networks, loopback and link-local ones are dialled.
+        allow_private: bool,
+        /// Certificates to trust besides the system's, as a PEM file.
+        ca: Option<PathBuf>,
+    },
+    /// NATS servers with `JetStream`.
+    Nats {
+        /// `nats://host:port` or `tls://host:port`.
+        servers: Vec<String>,
+        /// A token, if the servers want one.
+        token: Option<SecretText>,
+        /// The path of a credentials file, if they want one.
+        credentials: Option<PathBuf>,
+    },
+}
+
+/// A text that is told nowhere.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretText(pub String);
+
+impl fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// How intents are sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboxConfig {
+    /// How often work is looked for; a lost wake-up costs at most this.
+    pub poll_interval: Duration,
+    /// How long a claim may be silent.
+    pub claim_lease: Duration,
+    /// Tries at one time, in all.
+    pub in_flight_max: usize,
+    /// Tries at one time for one tenant.
+    pub in_flight_per_tenant_max: usize,
+    /// Tries at one time for a pool or a URL that is no configured destination.
+    pub concurrency_max: usize,
+    /// Whether URLs in effects that callers of the API send are allowed at all.
+    pub allow_urls: bool,
+    /// Faults of a destination in a row that open its breaker.
+    pub breaker_faults: u32,
+    /// How long a breaker stays open at first; it doubles up to ten minutes.
+    pub breaker_open: Duration,
+}
+
 /// Every limit that belongs to no single route or pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -229,6 +331,23 @@ pub enum Role {
     Reader,
     /// Look and act.
     Operator,
+    /// Reserve, complete and what belongs to it; start and signal runs.
+    Service,
+    /// Pull tasks and tell their results.
+    Worker,
+}
+
+impl Role {
+    /// The word for it in the configuration and in `openapi.yaml`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Reader => "reader",
+            Self::Operator => "operator",
+            Self::Service => "service",
+            Self::Worker => "worker",
+        }
+    }
 }
 
 /// The log.

@@ -2,6 +2,7 @@
 
 use uuid::Uuid;
 
+use crate::domain::intent::Stamp;
 use crate::domain::record::{AttemptToken, DecisionId, GenerationId};
 
 /// A UUIDv7: ordered by time, never drawn twice.
@@ -23,6 +24,16 @@ pub fn generation_id() -> GenerationId {
 /// An id that no decision ever had.
 pub fn decision_id() -> DecisionId {
     DecisionId(fresh())
+}
+
+/// A stamp that no claim of an intent, no tick and no input ever had.
+pub fn stamp() -> Stamp {
+    Stamp(fresh())
+}
+
+/// A key for a request that came without one.
+pub fn generated_key() -> Uuid {
+    fresh()
 }
 
 /// An id that no line of the audit log ever had.

@@ -35,9 +35,19 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// How those who commit work wake those who do it. A ring that nobody hears costs at most a poll
+/// interval.
+#[derive(Clone, Debug, Default)]
+pub struct Bells {
+    /// An intent changed: its run has something to take in.
+    pub runs: Arc<Notify>,
+    /// An intent became due.
+    pub outbox: Arc<Notify>,
+}
 
 /// Exit code after a shutdown that had to cut something off.
 pub const EXIT_CUT: u8 = 3;

@@ -334,7 +334,8 @@ impl Problem {
 }
 
 /// Rounded up, at least one: `Retry-After` knows whole seconds only.
-fn whole_seconds(wait: Duration) -> u64 {
+#[must_use]
+pub fn whole_seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0 || wait.is_zero())
 }
 

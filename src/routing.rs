@@ -2,6 +2,7 @@
 //!
 //! It knows no SQL and no HTTP framework. A record changes only through [`gate`].
 
+pub mod callers;
 pub mod gate;
 mod lead;
 pub mod permit;

@@ -1,7 +1,8 @@
 //! The store: all SQL, all transactions, and the clock that judges leases and validity.
 //!
-//! [`Store`] has two implementations, `postgres` and `sqlite`, and one conformance suite that
-//! runs every behaviour on both. Operations that are hot take batches; [`group`] fills them.
+//! [`Store`] is about records, [`runs`] and [`outbox`] hold its other two parts. It has two
+//! implementations, `postgres` and `sqlite`, and one conformance suite that runs every behaviour on
+//! both. Operations that are hot take batches; [`group`] fills them.
 //!
 //! Invariants, whichever the implementation:
 //! - Every write by an owner is guarded by its attempt token, in the statement that writes.
@@ -11,10 +12,13 @@
 //! - Sending the same operation again after a lost reply changes nothing more and gives the same
 //!   answer: claims are recognised by their token, completions by their decision id.
 
+pub mod doctor;
 pub mod group;
 pub mod migrate;
 pub mod open;
+pub mod outbox;
 pub mod postgres;
+pub mod runs;
 pub mod sqlite;
 
 use std::sync::Arc;
@@ -23,10 +27,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio::sync::broadcast;
+use uuid::Uuid;
 
+use self::outbox::OutboxStore;
+use self::runs::RunStore;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
-    Release, Released, Reserved, StoredDecision,
+    Release, Released, Remembered, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::domain::secret::Secret;
@@ -198,7 +205,7 @@ pub fn wake_hash(key: &RecordKey) -> u64 {
 /// The durable half of the protocol. Results of batch operations stand in the order of what was
 /// asked. One batch may name a record twice; the outcome is as if they had come one by one.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: RunStore + OutboxStore {
     // --- records, hot ---
 
     /// Inserts each claim where no row is, and looks at the row, in a new statement, where one is.
@@ -230,6 +237,13 @@ pub trait Store: Send + Sync + 'static {
     /// [is certain](crate::domain::record::GiveUp::is_certain)). A row that bears the token and is
     /// already where the release leads gives the same answer again. `None`: stale.
     async fn release(&self, releases: &[Release]) -> Result<Vec<Option<Released>>, StoreError>;
+
+    /// The claim that this request id won, if it won one that is still remembered.
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: Uuid,
+    ) -> Result<Option<Remembered>, StoreError>;
 
     /// Looks at records.
     async fn look_up(&self, keys: &[RecordKey]) -> Result<Vec<Option<Record>>, StoreError>;
@@ -284,7 +298,8 @@ pub trait Store: Send + Sync + 'static {
         audit: &Audit,
     ) -> Result<Resolved, StoreError>;
 
-    /// Deletes one record that is `completed` or `failed_before_commit`, with its decision.
+    /// Deletes one record that is `completed` or `failed_before_commit`, with its decision; not while
+    /// a run that is not final holds it.
     async fn purge_one(&self, key: &RecordKey, audit: &Audit) -> Result<Resolved, StoreError>;
 
     // --- the whole ---
@@ -297,6 +312,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// Things about the set-up that weaken the promise, each as a sentence for the log.
     async fn warnings(&self) -> Result<Vec<String>, StoreError>;
+
+    /// What can be told of the store's own health, beyond [`Self::warnings`], for
+    /// [`doctor::examine`]: by default nothing.
+    async fn doctor(&self) -> Result<Vec<doctor::Finding>, StoreError> {
+        Ok(Vec::new())
+    }
 
     /// Finishes what was begun and closes every connection.
     async fn close(&self);

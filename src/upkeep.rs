@@ -5,6 +5,7 @@
 //! gateways of a store run all of them, spread by jitter.
 
 pub mod census;
-pub mod driver;
 pub mod retention;
+pub mod run_retention;
 pub mod sweeper;
+pub mod ticker;

@@ -1,12 +1,38 @@
 //! What an orchestrator and a scraper ask: is the process alive, may traffic come, what are the
 //! figures. Open to everyone who reaches the listener; tells nothing about anybody's requests.
 
+use axum::http::Method;
+use axum::routing::get;
+
+use super::Route;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 
 use super::AdminState;
 use crate::problem::{Kind, Problem};
+
+/// Metrics and health.
+pub const ROUTES: [Route; 3] = [
+    Route {
+        method: Method::GET,
+        path: "/metrics",
+        roles: &[],
+        handler: || get(metrics),
+    },
+    Route {
+        method: Method::GET,
+        path: "/healthz",
+        roles: &[],
+        handler: || get(alive),
+    },
+    Route {
+        method: Method::GET,
+        path: "/readyz",
+        roles: &[],
+        handler: || get(ready),
+    },
+];
 
 /// The text format of Prometheus, as its scrapers negotiate it.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

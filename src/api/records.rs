@@ -4,37 +4,72 @@
 //! statement that writes, and writes who and why in the same transaction. Bodies, attempt tokens
 //! and fingerprints are never told.
 
+pub mod resolution;
 pub mod wire;
 
+use axum::http::Method;
+use axum::routing::{get, post};
+
+use super::{READERS, RECORD_READERS, Route};
+use crate::config::Role;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Extension, Path, Query, State};
 use axum::{Json, body::Body};
-use serde::de::DeserializeOwned;
 
 use super::AdminState;
+use super::request::{MAY_HAVE_HAPPENED, invalid, not_answered, read};
 use super::token::Caller;
-use crate::config::Route;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
+use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::ids;
 use crate::problem::{Kind, Problem};
 use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
 use crate::telemetry::Chain;
-use wire::{Acted, Answer, Page, Reason, Resolution, SearchQuery, Shown};
+use resolution::{Answer, Resolution};
+use wire::{Acted, Page, Reason, SearchQuery, Shown};
 
-/// The longest request body, in bytes: an answer of [`wire::ANSWER_BYTES_MAX`] in base64.
-pub const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// How long a request body may take to arrive.
-pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Records, for operators.
+pub const ROUTES: [Route; 5] = [
+    Route {
+        method: Method::GET,
+        path: "/v1/records",
+        roles: READERS,
+        handler: || get(search),
+    },
+    Route {
+        method: Method::GET,
+        path: "/v1/records/{tenant}/{pool}/{key}",
+        roles: RECORD_READERS,
+        handler: || get(show),
+    },
+    Route {
+        method: Method::POST,
+        path: "/v1/records/{tenant}/{pool}/{key}/release",
+        roles: &[Role::Operator],
+        handler: || post(release),
+    },
+    Route {
+        method: Method::POST,
+        path: "/v1/records/{tenant}/{pool}/{key}/resolve",
+        roles: &[Role::Operator],
+        handler: || post(resolve),
+    },
+    Route {
+        method: Method::POST,
+        path: "/v1/records/{tenant}/{pool}/{key}/purge",
+        roles: &[Role::Operator],
+        handler: || post(purge),
+    },
+];
+
 /// How much longer than its route allows an owner is waited for before an operator may say that
 /// its request never happened: the commit itself, and clocks that run apart.
 pub const OWNER_MARGIN: Duration = Duration::from_secs(30);
-/// When to ask again after the store gave no answer.
-const STORE_RETRY: Duration = Duration::from_secs(2);
 
 /// After which time since its claim an owner is certainly gone, by pool.
 #[derive(Clone, Debug)]
@@ -46,7 +81,7 @@ pub struct OwnerTimes {
 impl OwnerTimes {
     /// The longest of the routes of each pool, and `margin` on top: [`OWNER_MARGIN`].
     #[must_use]
-    pub fn new(routes: &[Route], margin: Duration) -> Self {
+    pub fn new(routes: &[crate::config::Route], margin: Duration) -> Self {
         let mut by_pool = HashMap::new();
         for policy in routes.iter().map(|route| &route.policy) {
             let time = policy.owner_time_max() + margin;
@@ -74,13 +109,8 @@ pub(super) async fn search(
 ) -> Result<Json<Page>, Problem> {
     let Query(query) = query.map_err(|rejection| invalid(&rejection.body_text()))?;
     let mut search = query.into_search().map_err(|what| invalid(&what))?;
-    if let Some(own) = &caller.tenant {
-        let asked = search.tenant.as_deref().map(TenantScope::stored);
-        if asked.as_ref().is_some_and(|asked| !own.covers(asked)) {
-            return Ok(Json(Page::default()));
-        }
-        let tenant = asked.as_ref().unwrap_or(own);
-        search.tenant = Some(tenant.as_str().to_owned());
+    if !caller.narrow(&mut search.tenant) {
+        return Ok(Json(Page::default()));
     }
     let limit = search.limit;
     // One more tells whether there is another page.
@@ -138,8 +168,10 @@ pub(super) async fn resolve(
 ) -> Result<Json<Acted>, Problem> {
     let key = record_key(&caller, path)?;
     let resolution: Resolution = read(body).await?;
-    let (reason, answer) = resolution.into_parts().map_err(|what| invalid(&what))?;
-    act(state, caller, key, reason, Act::Resolve(Box::new(answer))).await
+    let (reason, answer, following) = resolution.into_parts().map_err(|what| invalid(&what))?;
+    let follow_up = following.read(&state.catalog, &key.pool, answer.status())?;
+    let answer = Act::Resolve(Box::new((answer, follow_up)));
+    act(state, caller, key, reason, answer).await
 }
 
 /// `POST /v1/records/{tenant}/{pool}/{key}/purge`: forget it.
@@ -156,7 +188,7 @@ pub(super) async fn purge(
 
 enum Act {
     Release,
-    Resolve(Box<Answer>),
+    Resolve(Box<(Answer, Option<FollowUp>)>),
     Purge,
 }
 
@@ -225,6 +257,10 @@ async fn perform(
     };
     if changed {
         tell_everyone(state, key).await;
+        if matches!(act, Act::Resolve(_)) {
+            state.bells.outbox.notify_one();
+            state.bells.runs.notify_one();
+        }
     }
     let outcome = result.map_err(|error| not_answered(&error))?;
     tracing::info!(
@@ -261,17 +297,24 @@ async fn write(
     let verdict = match act {
         Act::Purge => return state.store.purge_one(key, audit).await,
         Act::Release => Verdict::NeverHappened,
-        Act::Resolve(answer) => {
+        Act::Resolve(resolution) => {
+            let (answer, follow_up) = &**resolution;
             let looked_up = state.store.look_up(std::slice::from_ref(key)).await?;
             let Some(record) = looked_up.into_iter().flatten().next() else {
                 return Ok(Resolved::NoRecord);
             };
+            let (decision_id, recorded) = (ids::decision_id(), answer.recorded());
+            let run = follow_up.as_ref().map(|follow_up| {
+                let key_seed = state.gate.secrets().forward_key(key, record.generation_id);
+                Box::new(follow_up.begin(key, decision_id, &recorded, key_seed, ids::stamp()))
+            });
             Verdict::Happened(Box::new(Completion {
                 key: key.clone(),
                 token: record.token,
-                decision_id: ids::decision_id(),
+                decision_id,
                 decided_by: format!("operator:{}", audit.operator),
-                recorded: answer.recorded(),
+                run,
+                recorded,
             }))
         }
     };
@@ -302,6 +345,21 @@ fn record_key(caller: &Caller, path: RecordPath) -> Result<RecordKey, Problem> {
     }
 }
 
+/// The path of a record, each part one percent-encoded segment.
+pub(super) fn path_of(key: &RecordKey) -> String {
+    let parts = [key.tenant.as_str(), key.pool.as_str(), key.key.as_str()];
+    let encoded = parts.map(|part| {
+        let encoded = part.bytes().map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            byte => format!("%{byte:02X}"),
+        });
+        encoded.collect::<String>()
+    });
+    format!("/v1/records/{}", encoded.join("/"))
+}
+
 fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {
     Some(RecordKey {
         tenant: TenantScope::parse(tenant).ok()?,
@@ -310,45 +368,10 @@ fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {
     })
 }
 
-/// A request's JSON body, whole and in time.
-async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
-    let read = http_body_util::Limited::new(body, BODY_BYTES_MAX);
-    let read = tokio::time::timeout(BODY_TIMEOUT, http_body_util::BodyExt::collect(read)).await;
-    let collected = match read {
-        Err(_) => return Err(invalid("the body did not arrive in time")),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let detail = format!("A body here is at most {BODY_BYTES_MAX} bytes.");
-            return Err(Problem::new(Kind::BodyTooLarge, detail));
-        }
-        Ok(Err(_)) => return Err(invalid("the body broke off")),
-        Ok(Ok(collected)) => collected.to_bytes(),
-    };
-    serde_json::from_slice(&collected).map_err(|error| invalid(&format!("the JSON body: {error}")))
-}
-
-const MAY_HAVE_HAPPENED: &str =
-    "The store did not answer. Look at the record before you repeat an act: it may have happened.";
-
-fn not_answered(error: &StoreError) -> Problem {
-    let detail = match error {
-        StoreError::Inconsistent { .. } => {
-            "A row holds what this version can't read; the gateway's log names it."
-        }
-        error if error.may_have_happened() => MAY_HAVE_HAPPENED,
-        _ => "The store can't be asked, and nothing was changed; the gateway's log says why.",
-    };
-    tracing::warn!(error = %Chain(error), "an operator's request failed");
-    Problem::new(Kind::StoreUnavailable, detail).retry_after(STORE_RETRY)
-}
-
-fn no_record() -> Problem {
+pub(super) fn no_record() -> Problem {
     Problem::new(
         Kind::NotFound,
         "There is no such record, or this token may not see it. Percent-encode each part of the \
          path, also a `/` in a key.",
     )
-}
-
-fn invalid(what: &str) -> Problem {
-    Problem::new(Kind::RequestInvalid, format!("Mend the request: {what}."))
 }

@@ -18,13 +18,21 @@ impl Paint {
         Self(out.is_terminal() && !unwanted)
     }
 
-    /// `text` in the colour of a record's state.
+    /// `text` in the colour of the state of a record, a run, an intent or a try.
     pub(super) fn state(self, word: &str, text: &str) -> String {
         let colour = match word {
-            "completed" => "32",
-            "pending" => "36",
-            "failed_before_commit" => "33",
-            "outcome_unknown" => "1;31",
+            "completed" | "delivered" | "good" => "32",
+            "pending" | "running" | "waiting" | "open" => "36",
+            "failed_before_commit"
+            | "compensated"
+            | "cancelled"
+            | "discarded"
+            | "paused"
+            | "released"
+            | "warn" => "33",
+            "outcome_unknown" | "stuck" | "failed" | "dead" | "quarantined" | "lost" | "bad" => {
+                "1;31"
+            }
             _ => return text.to_owned(),
         };
         self.with(colour, text)

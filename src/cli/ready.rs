@@ -63,7 +63,7 @@ async fn get(admin: SocketAddr) -> anyhow::Result<(StatusCode, Bytes)> {
 }
 
 /// Where a listener on every address is asked.
-fn reachable(admin: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(admin: SocketAddr) -> SocketAddr {
     let ip = match admin.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

@@ -5,10 +5,9 @@
 //! cache. The token comes from a file or the environment, never as an argument that others on the
 //! machine could see.
 
-mod client;
 mod table;
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,9 +15,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+pub use super::gateway::Failure;
 pub use super::paint::Paint;
 
-use client::Client;
+use super::client::{self, Client};
+use super::gateway::{self, Gateway};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,25 +53,6 @@ pub struct Args {
     gateway: Gateway,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Debug, clap::Args)]
-struct Gateway {
-    /// Where the gateway's admin listener is.
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        env = "ONCEGATE_ADMIN",
-        default_value = "http://127.0.0.1:9090"
-    )]
-    admin: String,
-    /// A file that holds the token; without it `ONCEGATE_TOKEN` does.
-    #[arg(long, global = true, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-    /// Print the API's JSON instead of a table.
-    #[arg(long, global = true)]
-    json: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -152,75 +134,12 @@ struct Resolve {
     body_file: Option<PathBuf>,
 }
 
-/// Why the command did not do what it was told to.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// The gateway can't be reached, or did not answer as it should.
-    #[error("{0}")]
-    NoAnswer(String),
-    /// The gateway refused, and says why.
-    #[error("{detail}")]
-    Refused {
-        /// The HTTP status.
-        status: u16,
-        /// What to do.
-        detail: String,
-    },
-    /// There is no token to show.
-    #[error("no token: set ONCEGATE_TOKEN or use --token-file FILE")]
-    NoToken,
-    /// A file can't be read.
-    #[error("{}: {error}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// Who was asked did not say yes.
-    #[error("nothing was done")]
-    NotConfirmed,
-    /// The output can't be written.
-    #[error("the output can't be written: {0}")]
-    Output(#[from] io::Error),
-}
-
-impl Failure {
-    /// As the help text lists them.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Refused { status: 400, .. } => 2,
-            Self::Refused { status: 404, .. } => 4,
-            Self::Refused { status: 409, .. } => 5,
-            Self::NoToken
-            | Self::Refused {
-                status: 401 | 403, ..
-            } => 6,
-            Self::NotConfirmed => 7,
-            Self::NoAnswer(_) | Self::Refused { .. } | Self::File { .. } | Self::Output(_) => 1,
-        }
-    }
-}
-
 /// Runs the command with the process's own input and output.
 ///
 /// # Errors
 /// When there is no runtime to be had; every other failure is told and becomes an exit code.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let mut out = io::stdout();
-    let paint = Paint::for_terminal(&out);
-    match super::block_on(async { Ok(execute(args, &mut out, paint).await) })? {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        // Who closed the pipe has seen enough.
-        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            Ok(ExitCode::from(failure.exit_code()))
-        }
-    }
+    gateway::run(async |out, paint| execute(args, out, paint).await)
 }
 
 /// Runs the command and writes what it found to `out`.
@@ -232,7 +151,7 @@ pub async fn execute(
     out: &mut (dyn Write + Send),
     paint: Paint,
 ) -> Result<(), Failure> {
-    let client = Client::new(&args.gateway.admin, &token(&args.gateway)?)?;
+    let client = args.gateway.client()?;
     let json = args.gateway.json;
     let answer = match &args.command {
         Command::Find(find) => client.get(&find.path()).await?,
@@ -293,23 +212,11 @@ impl Deed {
 
     /// Shows the record and asks, if there is somebody to ask.
     async fn confirm(&self, client: &Client, act: &Act) -> Result<(), Failure> {
-        let input = io::stdin();
-        if act.yes || !input.is_terminal() {
-            return Ok(());
-        }
-        let record = client.get(&act.which.path("")).await?;
-        let mut out = io::stderr();
-        let paint = Paint::for_terminal(&out);
-        table::record(&mut out, &record, paint)?;
-        write!(out, "\n{}\nType yes to go on: ", self.warning)?;
-        out.flush()?;
-        let mut line = String::new();
-        input.lock().read_line(&mut line)?;
-        if line.trim() == "yes" {
-            Ok(())
-        } else {
-            Err(Failure::NotConfirmed)
-        }
+        gateway::confirm(act.yes, self.warning, async |out, paint| {
+            let record = client.get(&act.which.path("")).await?;
+            table::record(out, &record, paint)
+        })
+        .await
     }
 }
 
@@ -325,11 +232,7 @@ impl Find {
             ("limit", Some(limit.as_str())),
             ("cursor", self.cursor.as_deref()),
         ];
-        let given = parameters.into_iter().filter_map(|(name, value)| {
-            let value = client::encode(value?);
-            Some(format!("{name}={value}"))
-        });
-        format!("/v1/records?{}", given.collect::<Vec<_>>().join("&"))
+        client::path("/v1/records", &parameters)
     }
 }
 
@@ -353,7 +256,7 @@ impl Resolve {
         if let Some(text) = &self.body {
             body.insert("body".into(), json!(text));
         } else if let Some(path) = &self.body_file {
-            let bytes = read(path)?;
+            let bytes = gateway::read(path)?;
             body.insert("body_base64".into(), json!(STANDARD.encode(bytes)));
         }
         Ok(Value::Object(body))
@@ -363,26 +266,6 @@ impl Resolve {
 fn header_line(line: &str) -> Result<(String, String), String> {
     let (name, value) = line.split_once(':').ok_or("write it as `name: value`")?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
-}
-
-#[expect(clippy::disallowed_methods, reason = "the command line's environment")]
-fn token(gateway: &Gateway) -> Result<String, Failure> {
-    let text = match &gateway.token_file {
-        Some(path) => String::from_utf8_lossy(&read(path)?).into_owned(),
-        None => std::env::var("ONCEGATE_TOKEN").unwrap_or_default(),
-    };
-    let token = text.trim();
-    if token.is_empty() {
-        return Err(Failure::NoToken);
-    }
-    Ok(token.to_owned())
-}
-
-fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| Failure::File {
-        path: path.clone(),
-        error,
-    })
 }
 
 #[cfg(test)]

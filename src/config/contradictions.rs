@@ -3,9 +3,12 @@
 //! What can't work is refused whoever wrote it. A time that someone wrote and that only a default
 //! contradicts is a warning at most, so that one line can be tried without five others.
 
+pub(super) mod effects;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::outbox::{KeepCompared, OutboxCompared};
 use super::report::{Origin, Report};
 use super::routing::RouteRead;
 use super::value::Read;
@@ -17,6 +20,8 @@ pub(super) struct Compared {
     pub(super) admin: Read<SocketAddr>,
     pub(super) store: StoreCompared,
     pub(super) limits: LimitsCompared,
+    pub(super) outbox: OutboxCompared,
+    pub(super) keep: KeepCompared,
 }
 
 /// Those of the store.

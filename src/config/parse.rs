@@ -11,7 +11,7 @@ use http::{HeaderName, Method, Uri};
 
 use super::{LogFormat, PathPattern, PrincipalSource, Role, TenantSource};
 use crate::domain::policy::{
-    Duplicates, ForwardKey, KeySource, NEVER_GUARDED, OnStoreDown, OnUnknown,
+    Duplicates, ForwardKey, KeySource, Mode, NEVER_GUARDED, OnStoreDown, OnUnknown,
 };
 use crate::domain::scope::{PoolId, TenantScope};
 
@@ -118,13 +118,21 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     word(text, &[("true", true), ("false", false)], &[])
 }
 
-pub(super) fn mode(text: &str) -> Result<(), String> {
-    word(text, &[("proxy", ())], &["accept"])
+pub(super) fn mode(text: &str) -> Result<Mode, String> {
+    word(
+        text,
+        &[("proxy", Mode::Proxy), ("accept", Mode::Accept)],
+        &[],
+    )
 }
 
 pub(super) fn duplicates(text: &str) -> Result<Duplicates, String> {
-    let words = [("wait", Duplicates::Wait), ("reject", Duplicates::Reject)];
-    word(text, &words, &["follow"])
+    let words = [
+        ("wait", Duplicates::Wait),
+        ("reject", Duplicates::Reject),
+        ("follow", Duplicates::Follow),
+    ];
+    word(text, &words, &[])
 }
 
 pub(super) fn forward_key(text: &str) -> Result<ForwardKey, String> {
@@ -147,7 +155,12 @@ pub(super) fn on_store_down(text: &str) -> Result<OnStoreDown, String> {
 }
 
 pub(super) fn role(text: &str) -> Result<Role, String> {
-    let words = [("reader", Role::Reader), ("operator", Role::Operator)];
+    let words = [
+        ("reader", Role::Reader),
+        ("operator", Role::Operator),
+        ("service", Role::Service),
+        ("worker", Role::Worker),
+    ];
     word(text, &words, &[])
 }
 

@@ -5,15 +5,19 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use toml::de::DeTable;
 
-use super::contradictions::{self, Compared, LimitsCompared, StoreCompared};
+use super::contradictions::{
+    self, Compared, LimitsCompared, StoreCompared, effects as effect_contradictions,
+};
+use super::effects::Places;
 use super::input::{Context, Environment, Overrides, Source, VARIABLES};
 use super::parse::{self, DURATION_MAX, DURATION_MIN};
 use super::report::{Origin, Rejected, Report};
-use super::routing::{self, RouteRead};
+use super::routing::{self, Known, RouteRead};
 use super::section::Section;
 use super::store_url;
 use super::value::{Read, nearest};
 use super::{Config, Limits, LogConfig, ServerTls, StoreConfig, TenantConfig, TokenConfig};
+use super::{destinations, outbox, pools, workflows};
 
 /// The least length of an admin token, in bytes, below which it is called short.
 const TOKEN_BYTES_MIN: usize = 16;
@@ -151,7 +155,21 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
     let tls = top.has("tls").then(|| read_tls(top.table("tls"), report));
     let (store, store_compared) = read_store(top.table("store"), overrides, report);
     let tenant = read_tenant(top.table("tenant"), overrides, report);
-    let routing = routing::read(top, overrides.upstream.as_ref(), report);
+    let upstream = overrides.upstream.as_ref();
+    let pools = pools::read(top, upstream, report);
+    let destinations = destinations::read(top, report);
+    let places = Places {
+        destinations: &destinations,
+        pools: &pools,
+    };
+    let workflows = workflows::read(top, places, report);
+    let known = Known {
+        places,
+        workflows: &workflows,
+    };
+    let routes = routing::read(top, upstream, known, report);
+    let (outbox, outbox_compared) = outbox::read_outbox(top.table("outbox"), report);
+    let (keep, keep_compared) = outbox::read_keep(top.table("keep"), report);
     let (limits, limits_compared) = read_limits(top.table("limits"), report);
     let tokens = read_tokens(top.tables("token"), report);
     let log = read_log(top.table("log"), overrides, report);
@@ -161,9 +179,13 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
         admin,
         store: store_compared,
         limits: limits_compared,
+        outbox: outbox_compared,
+        keep: keep_compared,
     };
-    contradictions::find(&compared, &routing.routes, report);
-    let routes = routing.routes.into_iter();
+    contradictions::find(&compared, &routes, report);
+    effect_contradictions::find(&compared, &routes, &destinations, &workflows, report);
+    effect_contradictions::find_unused(&routes, &destinations, &workflows, &tokens, report);
+    let known = destinations.known.into_iter();
     Some(Config {
         listen: listen_at,
         admin: admin_at,
@@ -171,8 +193,15 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
         tls: tls.flatten(),
         store,
         tenant: tenant?,
-        pools: routing.pools,
-        routes: routes.filter_map(RouteRead::into_route).collect(),
+        destinations: known.map(|read| read.config).collect(),
+        workflows: workflows.sound().cloned().collect(),
+        pools: pools.into_iter().filter_map(|(_, pool)| pool).collect(),
+        routes: routes
+            .into_iter()
+            .filter_map(RouteRead::into_route)
+            .collect(),
+        outbox,
+        keep,
         limits,
         tokens,
         log,
@@ -324,7 +353,12 @@ fn read_tokens(sections: Vec<Section<'_>>, report: &mut Report) -> Vec<TokenConf
 
 fn read_token(mut section: Section<'_>, report: &mut Report) -> Option<TokenConfig> {
     let name = section.text_required("name", None, "who holds it", parse::token_name);
-    let role = section.text_required("role", None, "\"reader\" or \"operator\"", parse::role);
+    let role = section.text_required(
+        "role",
+        None,
+        "\"reader\", \"operator\", \"service\" or \"worker\"",
+        parse::role,
+    );
     let tenant = section.text_if_any("tenant", None, parse::tenant);
     let both = section.has("sha256") && section.has("secret");
     let neither = !section.has("sha256") && !section.has("secret");

@@ -1,26 +1,27 @@
-//! `[[pool]]` and `[[route]]`, and what `--upstream` makes of them.
+//! `[[route]]`, and what `--upstream` makes of it.
 //!
 //! `--upstream` gives the targets of the pool `default`, which it makes when the file has none.
 //! When the file has no route, it also makes one that guards every path.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, Uri};
+use http::Method;
 
+use super::effects::{Places, unknown};
 use super::input::Given;
 use super::parse::{self, DURATION_MAX, DURATION_MIN};
+use super::pools::{DEFAULT_POOL, Pools};
 use super::report::{Origin, Report};
 use super::section::Section;
-use super::value::{Read, nearest};
+use super::value::Read;
+use super::workflows::{self, FollowUpRead, Workflows};
 use super::{PathPattern, PoolConfig, Route};
 use crate::domain::fingerprint::FingerprintRules;
-use crate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy};
+use crate::domain::policy::{
+    Duplicates, ForwardKey, KeySource, Mode, OnStoreDown, OnUnknown, Policy,
+};
 use crate::domain::scope::PoolId;
-
-/// The pool that `--upstream` gives the targets of.
-const DEFAULT_POOL: &str = "default";
 
 /// The shortest lease: heartbeats come at a third of it, and each is a round trip to the store.
 pub const LEASE_MIN: Duration = Duration::from_millis(500);
@@ -36,15 +37,10 @@ pub const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Answers that are not kept unless the route says otherwise.
 const RELEASED: [&str; 6] = ["401", "403", "407", "408", "425", "429"];
 
-/// All pools and routes.
-pub(super) struct Routing {
-    pub(super) pools: Vec<PoolConfig>,
-    pub(super) routes: Vec<RouteRead>,
-}
-
 /// A route whose values can still be compared with others.
 pub(super) struct RouteRead {
     pub(super) origin: Origin,
+    pub(super) mode: Read<Mode>,
     pub(super) host: Option<Read<String>>,
     pub(super) path: Option<Read<PathPattern>>,
     pub(super) pool: Option<Read<PoolId>>,
@@ -54,28 +50,36 @@ pub(super) struct RouteRead {
     pub(super) linger: Read<Duration>,
     pub(super) valid_for: Read<Duration>,
     pub(super) on_unknown: Read<OnUnknown>,
+    pub(super) on_store_down: Read<OnStoreDown>,
+    pub(super) required: Read<bool>,
+    pub(super) methods: Read<Vec<Method>>,
+    pub(super) follow_up: FollowUpRead,
     pub(super) body_max: Read<usize>,
     pub(super) store_body_max: Read<usize>,
-    methods: Vec<Method>,
     key_source: KeySource,
-    required: bool,
     duplicates: Duplicates,
     wait: Duration,
     tombstone: Duration,
     store_5xx: bool,
     release: Vec<u16>,
     store_set_cookie: bool,
-    on_store_down: OnStoreDown,
     fingerprint: FingerprintRules,
 }
 
-/// Reads every pool and route of the file and applies `--upstream`.
+/// What a route may refer to.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'k> {
+    pub(super) places: Places<'k>,
+    pub(super) workflows: &'k Workflows,
+}
+
+/// Reads every route of the file and applies `--upstream`.
 pub(super) fn read(
     top: &mut Section<'_>,
     upstream: Option<&Given>,
+    known: Known<'_>,
     report: &mut Report,
-) -> Routing {
-    let pools = read_pools(top, upstream, report);
+) -> Vec<RouteRead> {
     let mut sections = top.tables("route");
     let implied = upstream.filter(|_| !top.has("route"));
     if let Some(given) = implied {
@@ -88,14 +92,10 @@ pub(super) fn read(
     }
     let routes: Vec<RouteRead> = sections
         .into_iter()
-        .map(|section| read_route(section, implied, report))
+        .map(|section| read_route(section, implied, known, report))
         .collect();
-    check_pools_of(&routes, &pools, report);
-    check_routes_to(&pools, &routes, upstream, report);
-    Routing {
-        pools: pools.into_iter().filter_map(|(_, pool)| pool).collect(),
-        routes,
-    }
+    check_routes_to(&routes, upstream, known, report);
+    routes
 }
 
 impl RouteRead {
@@ -103,8 +103,10 @@ impl RouteRead {
     pub(super) fn into_route(self) -> Option<Route> {
         let policy = Policy {
             pool: self.pool?.value,
+            mode: self.mode.value,
+            follow_up: self.follow_up.workflow,
             key_source: self.key_source,
-            required: self.required,
+            required: self.required.value,
             duplicates: self.duplicates,
             forward_key: self.forward_key.value,
             wait: self.wait,
@@ -117,7 +119,7 @@ impl RouteRead {
             store_5xx: self.store_5xx,
             release_statuses: self.release,
             store_set_cookie: self.store_set_cookie,
-            on_store_down: self.on_store_down,
+            on_store_down: self.on_store_down.value,
             body_bytes_max: self.body_max.value,
             store_body_bytes_max: self.store_body_max.value,
             fingerprint: self.fingerprint,
@@ -125,7 +127,7 @@ impl RouteRead {
         Some(Route {
             host: self.host.map(|host| host.value),
             path: self.path?.value,
-            methods: self.methods,
+            methods: self.methods.value,
             policy: Arc::new(policy),
         })
     }
@@ -149,104 +151,10 @@ impl RouteRead {
     }
 }
 
-fn read_pools(
-    top: &mut Section<'_>,
-    upstream: Option<&Given>,
-    report: &mut Report,
-) -> Vec<(Origin, Option<PoolConfig>)> {
-    let mut sections = top.tables("pool");
-    let has_default = sections
-        .iter_mut()
-        .any(|section| section.says("id", DEFAULT_POOL));
-    let implied = upstream.filter(|_| !has_default).map(|given| Given {
-        text: DEFAULT_POOL.into(),
-        origin: given.origin.clone(),
-    });
-    if let Some(given) = &implied {
-        let name = format!("pool[{}]", sections.len());
-        sections.push(top.implied(name, given.origin.clone()));
-    }
-    let last = sections.len().saturating_sub(1);
-    let mut pools: Vec<(Origin, Option<PoolConfig>)> = Vec::new();
-    for (index, section) in sections.into_iter().enumerate() {
-        let origin = section.origin.clone();
-        let id = implied.as_ref().filter(|_| index == last);
-        let pool = read_pool(section, id, upstream, report);
-        let twin = pools.iter().find(|(_, earlier)| {
-            earlier.as_ref().map(|pool| &pool.id) == pool.as_ref().map(|pool| &pool.id)
-        });
-        if let (Some((earlier, _)), Some(pool)) = (twin, &pool) {
-            let id = &pool.id;
-            report.error(
-                &origin,
-                format!("pool `{id}` is already at {earlier}; give each pool its own id"),
-            );
-        }
-        pools.push((origin, pool));
-    }
-    pools
-}
-
-fn read_pool(
-    mut section: Section<'_>,
-    id: Option<&Given>,
-    upstream: Option<&Given>,
-    report: &mut Report,
-) -> Option<PoolConfig> {
-    let id = section.text_required("id", id, "an id such as \"payments\"", parse::pool_id);
-    let is_default = id
-        .as_ref()
-        .is_some_and(|id| id.value.as_str() == DEFAULT_POOL);
-    let targets = read_targets(&mut section, upstream.filter(|_| is_default));
-    let duration = |section: &mut Section<'_>, key, default| {
-        section
-            .duration(key, default, DURATION_MIN..=DURATION_MAX)
-            .value
-    };
-    let connect_timeout = duration(&mut section, "connect_timeout", "3s");
-    let connections_max = section.count("connections_max", "256", 1..=1_000_000).value;
-    let queue_timeout = duration(&mut section, "queue_timeout", "5s");
-    let idle_timeout = duration(&mut section, "idle_timeout", "4s");
-    let connection_age_max = duration(&mut section, "connection_age_max", "5m");
-    let http2 = section.switch("http2", "false").value;
-    let ca = section.text_if_any("ca", None, parse::readable_file);
-    let preserve_host = section.switch("preserve_host", "true").value;
-    report.merge(section.finish());
-    Some(PoolConfig {
-        id: id?.value,
-        targets,
-        connect_timeout,
-        connections_max,
-        queue_timeout,
-        idle_timeout,
-        connection_age_max,
-        http2,
-        ca: ca.map(|ca: Read<PathBuf>| ca.value),
-        preserve_host,
-    })
-}
-
-fn read_targets(section: &mut Section<'_>, upstream: Option<&Given>) -> Vec<Uri> {
-    let form = "targets such as [\"http://127.0.0.1:9000\"]";
-    if upstream.is_some() {
-        let target = section.text_required("targets", upstream, form, parse::target);
-        return target.into_iter().map(|target| target.value).collect();
-    }
-    let targets = section.texts("targets", &[], parse::target);
-    if !targets.origin.is_written() && targets.sound {
-        section.missing("targets", form);
-    } else if targets.value.is_empty() && targets.sound {
-        let name = section.full_name("targets");
-        section
-            .report
-            .error(&targets.origin, format!("{name} is empty; write {form}"));
-    }
-    targets.value
-}
-
 fn read_route(
     mut section: Section<'_>,
     upstream: Option<&Given>,
+    known: Known<'_>,
     report: &mut Report,
 ) -> RouteRead {
     let implied = |text: &str| {
@@ -268,22 +176,27 @@ fn read_route(
         "the id of a [[pool]]",
         parse::pool_id,
     );
-    section.text("mode", "proxy", parse::mode);
+    check_pool_of(&mut section, pool.as_ref(), known);
+    let mode = section.text("mode", "proxy", parse::mode);
+    // An accepted request is sent until it is answered: under a key that only it has.
+    let (forward_key, on_unknown) = match mode.value {
+        Mode::Proxy => ("verbatim", "hold"),
+        Mode::Accept => ("derived", "redrive"),
+    };
     let any = DURATION_MIN..=DURATION_MAX;
     let route = RouteRead {
         origin: section.origin.clone(),
+        mode,
         host,
         path,
         pool,
-        methods: section
-            .texts("methods", &["POST", "PATCH"], parse::method)
-            .value,
+        methods: section.texts("methods", &["POST", "PATCH"], parse::method),
         key_source: section
             .text("key", "header:idempotency-key", parse::key_source)
             .value,
-        required: section.switch("required", "false").value,
+        required: section.switch("required", "false"),
         duplicates: section.text("duplicates", "wait", parse::duplicates).value,
-        forward_key: section.text("forward_key", "verbatim", parse::forward_key),
+        forward_key: section.text("forward_key", forward_key, parse::forward_key),
         wait: section
             .duration("wait", "25s", Duration::ZERO..=WAIT_MAX)
             .value,
@@ -294,21 +207,20 @@ fn read_route(
         tombstone: section
             .duration("tombstone", "0s", Duration::ZERO..=DURATION_MAX)
             .value,
-        on_unknown: section.text("on_unknown", "hold", parse::on_unknown),
+        on_unknown: section.text("on_unknown", on_unknown, parse::on_unknown),
         store_5xx: section.switch("store_5xx", "true").value,
         release: section
             .counts("release", &RELEASED, parse::release_status)
             .value,
         store_set_cookie: section.switch("store_set_cookie", "false").value,
-        on_store_down: section
-            .text("on_store_down", "refuse", parse::on_store_down)
-            .value,
+        on_store_down: section.text("on_store_down", "refuse", parse::on_store_down),
         body_max: section.size("body_max", "10MiB", 1..=BODY_BYTES_MAX),
         store_body_max: section.size("store_body_max", "1MiB", 1..=BODY_BYTES_MAX),
         fingerprint: {
             let fingerprint = section.table("fingerprint");
             read_fingerprint(fingerprint, &mut section.report)
         },
+        follow_up: workflows::read_follow_up(&mut section, known.places, known.workflows),
     };
     report.merge(section.finish());
     route
@@ -327,48 +239,42 @@ fn read_fingerprint(mut section: Section<'_>, report: &mut Report) -> Fingerprin
     rules
 }
 
-/// Every route's pool must exist.
-fn check_pools_of(
-    routes: &[RouteRead],
-    pools: &[(Origin, Option<PoolConfig>)],
-    report: &mut Report,
-) {
-    if pools.iter().any(|(_, pool)| pool.is_none()) {
-        return;
-    }
+/// A route's pool must exist.
+fn check_pool_of(section: &mut Section<'_>, pool: Option<&Read<PoolId>>, known: Known<'_>) {
+    let Some(pool) = pool else { return };
+    let pools = known.places.pools;
     let ids = || {
-        pools
-            .iter()
-            .filter_map(|(_, pool)| Some(pool.as_ref()?.id.as_str()))
+        let sound = pools.iter().filter_map(|(_, pool)| pool.as_ref());
+        sound.map(|pool| pool.id.as_str())
     };
-    for pool in routes.iter().filter_map(|route| route.pool.as_ref()) {
-        if ids().any(|id| id == pool.value.as_str()) {
-            continue;
-        }
-        let hint = nearest(pool.value.as_str(), ids()).map_or_else(
-            || "add a [[pool]] with this id".to_owned(),
-            |near| format!("did you mean \"{near}\"?"),
-        );
-        report.error(
-            &pool.origin,
-            format!("{pool}: there is no such pool; {hint}"),
-        );
+    let is_complete = pools.iter().all(|(_, pool)| pool.is_some());
+    if is_complete && !ids().any(|id| id == pool.value.as_str()) {
+        unknown(section, pool, "pool", pool.value.as_str(), ids());
     }
 }
 
-/// A pool that no route sends to is doubtful, and a mistake when `--upstream` is about it.
+/// A pool that nothing is sent to is doubtful, and a mistake when `--upstream` is about it.
 fn check_routes_to(
-    pools: &[(Origin, Option<PoolConfig>)],
     routes: &[RouteRead],
     upstream: Option<&Given>,
+    known: Known<'_>,
     report: &mut Report,
 ) {
+    let pools: &Pools = known.places.pools;
     if routes.iter().any(|route| route.pool.is_none()) {
         return;
     }
     let is_used = |id: &PoolId| {
+        let followed = routes
+            .iter()
+            .filter_map(|route| route.follow_up.workflow.as_ref());
+        let mut effects = followed.chain(known.workflows.sound());
         let mut pools = routes.iter().filter_map(|route| route.pool.as_ref());
         pools.any(|pool| pool.value == *id)
+            || effects.any(|workflow| {
+                let mut sends = workflows::sends(workflow);
+                sends.any(|send| workflows::pool_of(send) == Some(id.as_str()))
+            })
     };
     for (origin, pool) in pools {
         let Some(PoolConfig { id, .. }) = pool.as_ref().filter(|pool| !is_used(&pool.id)) else {

@@ -4,6 +4,8 @@
 //! wrong is noted with its place and the default stands in, so that reading goes on and every
 //! error is told at once. [`Section::finish`] tells the keys that nobody asked for.
 
+pub(super) mod free;
+
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -135,7 +137,7 @@ impl<'a> Section<'a> {
         parse: impl Fn(&str) -> Result<T, String>,
     ) -> Option<Read<T>> {
         if given.is_none() && !self.has(key) {
-            self.asked.push(key);
+            self.ask(&[key]);
             self.missing(key, form);
             return None;
         }
@@ -425,7 +427,7 @@ impl<'a> Section<'a> {
         let Some(given) = given else {
             return self.written(key, Kind::Text);
         };
-        self.asked.push(key);
+        self.ask(&[key]);
         let text = given.text.to_str().map(str::to_owned);
         if text.is_none() {
             self.report.error(&given.origin, "is not UTF-8");
@@ -449,9 +451,12 @@ impl<'a> Section<'a> {
     ) -> Option<Written> {
         let origin = self.place(value.span().start);
         let text = match (value.get_ref(), kind) {
-            (DeValue::String(text), Kind::Text | Kind::Duration | Kind::Size) => text.to_string(),
-            (DeValue::Integer(number), Kind::Count | Kind::Size) => decimal(number),
+            (DeValue::String(text), Kind::Text | Kind::Duration | Kind::Size | Kind::Rate) => {
+                text.to_string()
+            }
+            (DeValue::Integer(number), Kind::Count | Kind::Size | Kind::Rate) => decimal(number),
             (DeValue::Boolean(value), Kind::Switch) => value.to_string(),
+            (DeValue::Float(number), Kind::Rate) => number.as_str().to_owned(),
             (other, _) => {
                 self.wrong_type(&origin, key, other, kind.wanted());
                 return None;
@@ -467,7 +472,7 @@ impl<'a> Section<'a> {
         &'a Spanned<toml::de::DeString<'a>>,
         &'a Spanned<DeValue<'a>>,
     )> {
-        self.asked.push(key);
+        self.ask(&[key]);
         self.table.and_then(|table| table.get_key_value(key))
     }
 

@@ -28,6 +28,7 @@ pub(super) enum Kind {
     Count,
     Size,
     Switch,
+    Rate,
 }
 
 /// How a value is told in the settings.
@@ -59,6 +60,7 @@ impl Kind {
             Self::Duration => "a number with its unit in quotes, such as \"25s\"",
             Self::Count => "a whole number without quotes",
             Self::Size => "bytes as a whole number, or a text such as \"10MiB\"",
+            Self::Rate => "a number, such as 100 or 0.5",
             Self::Switch => "true or false without quotes",
         }
     }
@@ -86,7 +88,7 @@ pub(super) fn fitting<T: TryFrom<u64>>(number: u64) -> Result<T, String> {
 }
 
 /// The known name that is nearest to a mistyped one, if any is near.
-pub(super) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+pub fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     let distance = |other: &str| strsim::damerau_levenshtein(name, other);
     let near = known.min_by_key(|other| distance(other))?;
     (distance(near) <= (name.chars().count() / 3).max(1)).then_some(near)

@@ -31,6 +31,8 @@ pub enum Refusal {
     OutcomeUnknown,
     /// The first request still runs.
     InProgress,
+    /// The first request still runs, and can be followed.
+    Follow,
     /// The key's decision is past its validity, and the route refuses such keys.
     KeyExpired,
 }
@@ -50,6 +52,7 @@ pub fn decide(state: State, same_request: bool, duplicates: Duplicates) -> Decis
         State::Pending(Lease::Held(_) | Lease::Unbounded) => match duplicates {
             Duplicates::Wait => Decision::Park,
             Duplicates::Reject => Decision::Refuse(Refusal::InProgress),
+            Duplicates::Follow => Decision::Refuse(Refusal::Follow),
         },
         State::FailedBeforeCommit { maybe_sent: true } => Decision::TakeOver,
     }
@@ -97,7 +100,7 @@ mod tests {
         let mut table = String::new();
         for (name, state) in states {
             for same_request in [true, false] {
-                for duplicates in [Duplicates::Wait, Duplicates::Reject] {
+                for duplicates in [Duplicates::Wait, Duplicates::Reject, Duplicates::Follow] {
                     let request = if same_request { "same" } else { "other" };
                     let decision = match decide(state, same_request, duplicates) {
                         Decision::Replay(_) => "Replay".to_owned(),

@@ -1,11 +1,14 @@
 //! A route's rules: which requests are guarded, and how.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method};
 
 use super::fingerprint::FingerprintRules;
+use super::record::Terms;
 use super::scope::PoolId;
+use super::workflow::Workflow;
 
 /// Methods that no route guards: they are safe, or no requests for a resource (RFC 9110 section 9).
 pub const NEVER_GUARDED: [Method; 5] = [
@@ -21,6 +24,11 @@ pub const NEVER_GUARDED: [Method; 5] = [
 pub struct Policy {
     /// Where requests go, and half of what a key counts in.
     pub pool: PoolId,
+    /// Whether the upstream is called before the answer or after it.
+    pub mode: Mode,
+    /// What is done when a decision of this route commits with a 2xx, or after the call of an
+    /// accepted request.
+    pub follow_up: Option<Arc<Workflow>>,
     /// Where the key is found.
     pub key_source: KeySource,
     /// A guarded request without a key is refused.
@@ -59,6 +67,15 @@ pub struct Policy {
     pub fingerprint: FingerprintRules,
 }
 
+/// When the upstream is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// While the client waits; its answer is the decision.
+    Proxy,
+    /// By a run, durably; the decision is a 202.
+    Accept,
+}
+
 /// Where a request's key is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
@@ -75,6 +92,8 @@ pub enum Duplicates {
     Wait,
     /// Refused at once.
     Reject,
+    /// Told at once where to follow the first.
+    Follow,
 }
 
 /// What the upstream sees as `Idempotency-Key`.
@@ -128,6 +147,35 @@ impl OnUnknown {
 }
 
 impl Policy {
+    /// The rules of a claim over the API, which no route describes: its caller plays the upstream
+    /// and says which answers are decisions.
+    #[must_use]
+    pub fn of_caller(pool: PoolId, terms: Terms, duplicates: Duplicates) -> Self {
+        Self {
+            pool,
+            mode: Mode::Proxy,
+            follow_up: None,
+            key_source: KeySource::Body(String::new()),
+            required: false,
+            duplicates,
+            forward_key: ForwardKey::Derived,
+            wait: Duration::ZERO,
+            lease: terms.lease,
+            timeout: Duration::ZERO,
+            linger: Duration::ZERO,
+            valid_for: terms.valid_for,
+            tombstone_for: terms.tombstone_for,
+            on_unknown: terms.on_unknown,
+            store_5xx: true,
+            release_statuses: Vec::new(),
+            store_set_cookie: true,
+            on_store_down: OnStoreDown::Refuse,
+            body_bytes_max: 0,
+            store_body_bytes_max: 0,
+            fingerprint: FingerprintRules::default(),
+        }
+    }
+
     /// Whether an answer with this status is passed on without being kept.
     #[must_use]
     pub fn releases(&self, status: u16) -> bool {

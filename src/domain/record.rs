@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::fingerprint::Fingerprint;
 use super::message::Recorded;
 use super::policy::OnUnknown;
+use super::run::NewRun;
 use super::scope::RecordKey;
 
 /// Stamped at every claim and never reused, also not after a purge. Every later write of the owner
@@ -26,6 +27,24 @@ pub struct GenerationId(pub Uuid);
 /// Names a committed decision.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DecisionId(pub Uuid);
+
+impl AttemptToken {
+    /// The id of the decision that a caller of the API commits with this token: always the same,
+    /// so that a completion that is sent again is recognised. A `UUIDv7` with the token's time;
+    /// nobody can find the token by it.
+    #[must_use]
+    pub fn decision_id(self) -> DecisionId {
+        let mut hasher = blake3::Hasher::new_derive_key("oncegate 2026 decision id");
+        hasher.update(self.0.as_bytes());
+        let mut bytes = [0; 16];
+        hasher.finalize_xof().fill(&mut bytes);
+        bytes[..6].copy_from_slice(&self.0.as_bytes()[..6]);
+        let builder = uuid::Builder::from_bytes(bytes)
+            .with_variant(uuid::Variant::RFC4122)
+            .with_version(uuid::Version::SortRand);
+        DecisionId(builder.into_uuid())
+    }
+}
 
 impl fmt::Display for DecisionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,6 +80,22 @@ pub struct Claim {
     pub fingerprint: Option<Fingerprint>,
     /// Stamped on the row.
     pub terms: Terms,
+    /// Of a caller of the API: if this claim wins, it is remembered under this id, in the same
+    /// transaction, as a [`Remembered`].
+    pub request_id: Option<Uuid>,
+}
+
+/// The claim that a request id of the API won.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// Which record.
+    pub key: RecordKey,
+    /// The claim's token.
+    pub token: AttemptToken,
+    /// What it won.
+    pub claimed: Claimed,
+    /// The lease that it asked for.
+    pub lease: Duration,
 }
 
 /// A claim that won.
@@ -179,10 +214,12 @@ pub struct Completion {
     pub token: AttemptToken,
     /// The decision's id; sent again after a lost reply it is recognised.
     pub decision_id: DecisionId,
-    /// Who decided: `gateway`, or the operator's name behind `operator:`.
+    /// Who decided: `gateway`, or a token's name behind `service:` or `operator:`.
     pub decided_by: String,
     /// The answer to keep.
     pub recorded: Recorded,
+    /// What follows from it, inserted in the same transaction.
+    pub run: Option<Box<NewRun>>,
 }
 
 /// What a commit stamped; equal on every replay.

@@ -79,6 +79,13 @@ impl TenantScope {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(PRINCIPAL_SEPARATOR))
     }
 
+    /// The tenant's name, whichever principal of it this is.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        let name = self.0.split(PRINCIPAL_SEPARATOR).next();
+        name.unwrap_or_default()
+    }
+
     /// One principal of this tenant. `mark` is a keyed hash of who they are, never their name.
     #[must_use]
     pub fn with_principal(&self, mark: &str) -> Self {

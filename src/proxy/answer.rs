@@ -4,25 +4,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderMap, HeaderName, HeaderValue,
-    ORIGIN,
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG,
+    HeaderMap, HeaderName, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER as RETRY_AFTER_HEADER,
 };
 use http::{Response, StatusCode, response};
+use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::coding::{self, Coding};
-use super::{Body, forward, full, problem_response};
+use super::{Body, forward, full, lookups, problem_response};
 use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::COMPARED;
 use crate::domain::message::{
     IDEMPOTENCY_CREATED, IDEMPOTENCY_DECISION, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_STATUS,
-    IDEMPOTENT_REPLAYED,
+    IDEMPOTENT_REPLAYED, Recorded,
 };
 use crate::domain::record::Committed;
-use crate::problem::{Kind, Problem, RETRY_AFTER};
+use crate::domain::scope::RecordKey;
+use crate::problem::{Kind, Problem, RETRY_AFTER, whole_seconds};
 use crate::routing::gate::Denial;
-use crate::routing::replay::Decided;
 
 /// No `Retry-After` is longer than this.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
@@ -122,14 +123,18 @@ impl Answer {
         }
     }
 
-    /// The stored answer, told again. A coding that the client can't take is undone; framing is
-    /// the hop's own.
-    pub async fn replayed(decided: &Decided, waited: bool, asker: &Asker) -> Self {
-        let recorded = &decided.recorded;
-        let status = if waited && recorded.body.is_some() {
-            Status::Waited
-        } else {
+    /// A stored answer: for the first time where `status` says `executed`, else again. A coding
+    /// that the client can't take is undone; framing is the hop's own.
+    pub async fn told(
+        committed: Committed,
+        recorded: &Recorded,
+        status: Status,
+        asker: &Asker,
+    ) -> Self {
+        let status = if status == Status::Waited && recorded.body.is_none() {
             Status::Replayed
+        } else {
+            status
         };
         let mut headers = HeaderMap::new();
         for (name, value) in recorded
@@ -154,12 +159,14 @@ impl Answer {
             }
             None => not_replayable(recorded.status),
         };
-        let replayed = HeaderValue::from_static("true");
-        response.headers_mut().insert(IDEMPOTENT_REPLAYED, replayed);
+        if status != Status::Executed {
+            let replayed = HeaderValue::from_static("true");
+            response.headers_mut().insert(IDEMPOTENT_REPLAYED, replayed);
+        }
         Self {
             response,
             status,
-            committed: Some(decided.committed),
+            committed: Some(committed),
             problem,
         }
     }
@@ -175,9 +182,9 @@ impl Answer {
         }
     }
 
-    /// Why a request was not let through. `lease` bounds `Retry-After`.
+    /// Why a request for this record was not let through. `lease` bounds `Retry-After`.
     #[must_use]
-    pub fn denied(denial: Denial, lease: Duration) -> Self {
+    pub fn denied(denial: Denial, key: &RecordKey, lease: Duration) -> Self {
         let clamp = |wait: Duration| {
             let most = lease.min(RETRY_AFTER_MAX).max(RETRY_AFTER);
             wait.clamp(RETRY_AFTER, most)
@@ -185,6 +192,7 @@ impl Answer {
         let problem = match denial {
             Denial::Refused(refusal) => return Self::refused(refusal, clamp(lease)),
             Denial::InProgress(wait) => in_progress(clamp(wait)),
+            Denial::Follow(wait) => return Self::to_follow(key, clamp(wait)),
             Denial::KeyFull(wait) => Problem::new(
                 Kind::InProgress,
                 "Many requests already wait for this key. Try again later with the same key.",
@@ -216,6 +224,31 @@ impl Answer {
         Self::problem(problem, status_of(denial))
     }
 
+    /// Where the first request can be followed.
+    fn to_follow(key: &RecordKey, retry_after: Duration) -> Self {
+        let location = lookups::record_location(key);
+        let seconds = whole_seconds(retry_after);
+        let document = json!({
+            "status": "pending",
+            "location": location,
+            "retry_after": seconds,
+        });
+        let mut response = Response::new(full(Bytes::from(format!("{document}\n"))));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        let headers = response.headers_mut();
+        let json = HeaderValue::from_static("application/json");
+        headers.insert(CONTENT_TYPE, json);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(RETRY_AFTER_HEADER, HeaderValue::from(seconds));
+        set(headers, LOCATION, &location);
+        Self {
+            response,
+            status: Status::InProgress,
+            committed: None,
+            problem: None,
+        }
+    }
+
     fn refused(refusal: Refusal, retry_after: Duration) -> Self {
         let problem = match refusal {
             Refusal::Mismatch => Problem::new(
@@ -231,7 +264,7 @@ impl Answer {
                 "The service may have carried out this request. It will not be sent again. Find \
                  out from the service or ask the operator; a retry gets this answer until then.",
             ),
-            Refusal::InProgress => in_progress(retry_after),
+            Refusal::InProgress | Refusal::Follow => in_progress(retry_after),
             Refusal::KeyExpired => Problem::new(
                 Kind::KeyExpired,
                 "The answer for this key was kept for its time and is gone. Use a new key for a \
@@ -270,8 +303,9 @@ fn status_of(denial: Denial) -> Status {
     match denial {
         Denial::Refused(Refusal::Mismatch) => Status::Mismatch,
         Denial::Refused(Refusal::OutcomeUnknown) => Status::Unknown,
-        Denial::Refused(Refusal::InProgress)
+        Denial::Refused(Refusal::InProgress | Refusal::Follow)
         | Denial::InProgress(_)
+        | Denial::Follow(_)
         | Denial::KeyFull(_)
         | Denial::Stale
         | Denial::Gone => Status::InProgress,

@@ -5,6 +5,7 @@
 //! the connection only listens for the answer. Nothing of an upstream's answer leaves before its
 //! decision is committed, unless the store is gone.
 
+mod acceptor;
 mod owner;
 
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,16 +27,20 @@ use super::forward::{self, Forwarding};
 use super::listener::Peer;
 use super::matching;
 use super::passthrough::Passthrough;
+use super::prefer;
 use super::tenant::{Scopes, Tenants};
-use super::upstream::Upstreams;
+use super::watch::Watch;
 use crate::domain::fingerprint::{self, RequestDigest, RequestParts};
 use crate::domain::key::{IdempotencyKey, KeyError};
-use crate::domain::policy::{KeySource, Policy};
+use crate::domain::policy::{KeySource, Mode, Policy};
 use crate::domain::scope::{RecordKey, TenantScope};
+use crate::ids;
 use crate::problem::{Kind, Problem};
 use crate::routing::gate::{Admission, Ask, Denial, Gate};
 use crate::routing::settle::Outcome;
+use crate::store::Store;
 use crate::telemetry::metric;
+use crate::upstream::Upstreams;
 
 /// How often a permit whose lease ended before anything was sent is exchanged for a new one.
 const PERMITS_MAX: usize = 3;
@@ -55,7 +60,11 @@ pub struct GuardParts {
     /// Forwards what opts out.
     pub passthrough: Passthrough,
     /// Tells whose a request is.
-    pub tenants: Tenants,
+    pub tenants: Arc<Tenants>,
+    /// Shows the runs of accepted requests.
+    pub store: Arc<dyn Store>,
+    /// Waits for them.
+    pub watch: Watch,
     /// Room for request bodies.
     pub budget: BodyBudget,
     /// How long a client may take to send a body.
@@ -74,6 +83,22 @@ struct Guarded {
     body: Captured,
     peer: Peer,
     asker: Asker,
+    /// The key was made here, since the request came without one.
+    key_is_made: bool,
+    /// How long the client wants to be waited for, if it says so.
+    run_wait: Option<Duration>,
+}
+
+impl Guarded {
+    /// Whether the key stands in this header of the request, as its client wrote it.
+    fn sent_as_is(&self, name: &HeaderName) -> bool {
+        let source = &self.ask.policy.key_source;
+        !self.key_is_made && matches!(source, KeySource::Header(header) if header == name)
+    }
+
+    fn denied(&self, denial: Denial) -> Answer {
+        Answer::denied(denial, &self.ask.key, self.ask.policy.lease)
+    }
 }
 
 impl Guard {
@@ -129,7 +154,7 @@ impl Guard {
                 let lines = request.headers().get_all(name).iter();
                 let lines = lines.map(HeaderValue::as_bytes);
                 let key = IdempotencyKey::from_header_lines(lines).map_err(key_invalid)?;
-                if key.is_none() {
+                if key.is_none() && (policy.required || policy.mode == Mode::Proxy) {
                     return self.opted_out(policy, request, peer).await;
                 }
                 key
@@ -159,19 +184,13 @@ impl Guard {
             .await
             .map_err(|error| refused(error.problem()))?;
         if let KeySource::Body(pointer) = &policy.key_source {
-            if fingerprint::has_too_many_values(body.bytes()) {
-                return Err(request_invalid(format!(
-                    "Nothing was sent: the key is looked for in the body, and that has more than \
-                     {} values.",
-                    fingerprint::JSON_VALUES_MAX
-                )));
-            }
-            key = body_key(&body, pointer).map_err(key_invalid)?;
+            key = body_key(&body, pointer)?;
             if key.is_none() && policy.required {
                 return Err(key_missing());
             }
         }
-        let Some(key) = key else {
+        let key_is_made = key.is_none() && policy.mode == Mode::Accept;
+        let Some(key) = key.or_else(|| key_is_made.then(made_key).flatten()) else {
             let request = Request::from_parts(parts, body.bytes().clone());
             let response = self
                 .0
@@ -180,6 +199,7 @@ impl Guard {
                 .await;
             return Ok(Prepared::OptedOut(response));
         };
+        let run_wait = prefer::wait(&parts.headers, policy.wait);
         let ask = ask(policy, &scopes, &key, &parts, &body, gone);
         Ok(Prepared::Guarded(Box::new(Guarded {
             ask,
@@ -188,6 +208,8 @@ impl Guard {
             body,
             peer,
             asker: asker.clone(),
+            key_is_made,
+            run_wait,
         })))
     }
 
@@ -207,22 +229,25 @@ impl Guard {
 
     /// Runs the rest in a task of its own and waits for the answer.
     async fn detach(&self, guarded: Guarded, line: LogLine) -> Answer {
-        let lease = guarded.ask.policy.lease;
+        let (key, lease) = (guarded.ask.key.clone(), guarded.ask.policy.lease);
         let (sender, answer) = oneshot::channel();
         let reply = Reply { sender, line };
         let guard = self.clone();
         self.0.tracker.spawn(Box::pin(guard.run(guarded, reply)));
         // The task always replies, unless the process is being torn down.
-        let torn_down = |_| Answer::denied(Denial::InProgress(lease), lease);
+        let torn_down = |_| Answer::denied(Denial::InProgress(lease), &key, lease);
         answer.await.unwrap_or_else(torn_down)
     }
 
     async fn run(self, guarded: Guarded, reply: Reply) {
-        let lease = guarded.ask.policy.lease;
+        let mode = guarded.ask.policy.mode;
         for attempt in 0..PERMITS_MAX {
             let answer = match self.0.gate.admit(&guarded.ask).await {
                 Admission::Execute(permit) if permit.may_send() => {
-                    return self.own(*permit, guarded, reply).await;
+                    return match mode {
+                        Mode::Proxy => self.own(*permit, guarded, reply).await,
+                        Mode::Accept => self.accept(*permit, guarded, reply).await,
+                    };
                 }
                 // The claim took longer than its lease: give it back and claim again.
                 Admission::Execute(permit) => {
@@ -230,16 +255,20 @@ impl Guard {
                     continue;
                 }
                 Admission::Replay { decided, waited } => {
-                    Answer::replayed(&decided, waited, &guarded.asker).await
+                    let accepted = guarded.into_accepted();
+                    let answer = self.replayed(&accepted, &decided, waited).await;
+                    return reply.send(answer);
                 }
-                Admission::Refuse(denial) => Answer::denied(denial, lease),
+                Admission::Refuse(denial) => guarded.denied(denial),
                 // Only for a key of which nothing is known: not one that was owned here just now.
-                Admission::Bypass if attempt > 0 => Answer::denied(Denial::StoreUnavailable, lease),
+                Admission::Bypass if attempt > 0 || mode == Mode::Accept => {
+                    guarded.denied(Denial::StoreUnavailable)
+                }
                 Admission::Bypass => self.bypass(&guarded).await,
             };
             return reply.send(answer);
         }
-        reply.send(Answer::denied(Denial::Contended, lease));
+        reply.send(guarded.denied(Denial::Contended));
     }
 
     /// The store is down and the route says `pass`.
@@ -299,33 +328,38 @@ fn ask(
     Ask {
         key: record(&scopes.current),
         older: scopes.older.iter().map(record).collect(),
-        digest: RequestDigest::of(&request, &policy.fingerprint),
+        digest: Some(RequestDigest::of(&request, &policy.fingerprint)),
+        request_id: None,
         policy: Arc::clone(policy),
-        wait_until: Instant::now() + wait(&parts.headers, policy.wait),
+        wait_until: Instant::now()
+            + prefer::wait(&parts.headers, policy.wait).unwrap_or(policy.wait),
         gone,
     }
 }
 
-/// The route's wait, or less if the client says so (`Prefer: wait=N`, RFC 7240 section 4.3).
-fn wait(headers: &HeaderMap, most: Duration) -> Duration {
-    let preferred = headers
-        .get_all("prefer")
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split([',', ';']))
-        .filter_map(|preference| preference.split_once('='))
-        .filter(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
-        .find_map(|(_, seconds)| seconds.trim().trim_matches('"').parse().ok());
-    preferred.map_or(most, |seconds| most.min(Duration::from_secs(seconds)))
+/// For a request that is accepted without a key: its run needs one all the same.
+fn made_key() -> Option<IdempotencyKey> {
+    // A UUID's text is visible ASCII and short.
+    IdempotencyKey::from_text(&ids::generated_key().to_string())
+        .ok()
+        .flatten()
 }
 
 /// The key that stands in a JSON body. A body that is not JSON has none. A number must be an integer
 /// of 64 bits: others are rounded, and two of them could become one key.
-fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, KeyError> {
+#[expect(clippy::result_large_err, reason = "built once, and passed on at once")]
+fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, Answer> {
+    if fingerprint::has_too_many_values(body.bytes()) {
+        return Err(request_invalid(format!(
+            "Nothing was sent: the key is looked for in the body, and that has more than {} \
+             values.",
+            fingerprint::JSON_VALUES_MAX
+        )));
+    }
     let Ok(document) = serde_json::from_slice::<serde_json::Value>(body.bytes()) else {
         return Ok(None);
     };
-    match document.pointer(pointer) {
+    let key = match document.pointer(pointer) {
         None | Some(serde_json::Value::Null) => Ok(None),
         Some(serde_json::Value::String(text)) => IdempotencyKey::from_text(text),
         // Others are rounded, so that two keys could become one.
@@ -333,7 +367,8 @@ fn body_key(body: &Captured, pointer: &str) -> Result<Option<IdempotencyKey>, Ke
             IdempotencyKey::from_text(&number.to_string())
         }
         Some(_) => Err(KeyError::Malformed),
-    }
+    };
+    key.map_err(key_invalid)
 }
 
 fn key_invalid(error: KeyError) -> Answer {

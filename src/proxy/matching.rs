@@ -181,7 +181,7 @@ fn matches_path(pattern: &PathPattern, path: &str) -> bool {
 
 /// The path with encoded unreserved characters decoded and empty segments left out. The slash at
 /// its end stays.
-fn folded(path: &str) -> Cow<'_, str> {
+pub fn folded(path: &str) -> Cow<'_, str> {
     if !path.contains('%') && !path.contains("//") {
         return Cow::Borrowed(path);
     }
@@ -257,6 +257,8 @@ mod tests {
 
     fn policy(pool: &str) -> Policy {
         Policy {
+            mode: crate::domain::policy::Mode::Proxy,
+            follow_up: None,
             pool: PoolId::new(pool).unwrap(),
             key_source: KeySource::Header(http::HeaderName::from_static("idempotency-key")),
             required: false,

@@ -23,11 +23,11 @@ use tokio_util::task::TaskTracker;
 
 use super::forward::{self, Forwarding};
 use super::listener::Peer;
-use super::upstream::{OutBody, SendError, SendErrorKind, SendProgress, Sent, Upstreams};
 use super::{Body, BoxError, matching, problem_response};
 use crate::domain::policy::Policy;
 use crate::problem::{Kind, Problem, RETRY_AFTER};
 use crate::telemetry::Chain;
+use crate::upstream::{OutBody, SendError, SendErrorKind, SendProgress, Sent, Upstreams};
 
 const NOT_SENT: &str = "The request was not sent. Try again later.";
 

@@ -14,15 +14,17 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use super::permit::Permit;
 use super::replay::{Decided, ReplayCache};
-use super::waiters::{Flights, Follower, Joined, Phase};
+use super::waiters::{Flights, Follower, Joined, Parked, Phase};
 use crate::domain::decide::Refusal;
 use crate::domain::fingerprint::{Fingerprint, RequestDigest};
 use crate::domain::policy::{Duplicates, Policy};
 use crate::domain::scope::RecordKey;
 use crate::domain::secret::Secrets;
+use crate::lifecycle::Bells;
 use crate::store::group::Group;
 use crate::store::{Store, Wakeup, wake_hash};
 use crate::telemetry::metric;
@@ -40,7 +42,9 @@ pub(super) struct Inner {
     pub settings: Settings,
     /// Keys whose claim may or may not have been made, while that is being undone.
     pub ambiguous: Mutex<HashSet<RecordKey>>,
-    /// Bytes of answers whose commit is still being tried.
+    /// Rung when a decision was committed that something follows from.
+    pub bells: Bells,
+    /// Bytes of answers, and of what follows from them, whose commit is still being tried.
     pub retrying_bytes: AtomicUsize,
     pub tracker: TaskTracker,
     pub draining: CancellationToken,
@@ -72,8 +76,10 @@ pub struct Ask {
     pub key: RecordKey,
     /// The same key under older secrets, when tenants are keyed hashes.
     pub older: Vec<RecordKey>,
-    /// What the request is.
-    pub digest: RequestDigest,
+    /// What the request is; `None` compares equal to everything.
+    pub digest: Option<RequestDigest>,
+    /// Of a caller of the API: what its claim is remembered under.
+    pub request_id: Option<Uuid>,
     /// The route's rules.
     pub policy: Arc<Policy>,
     /// Until when it may be parked.
@@ -106,6 +112,8 @@ pub enum Denial {
     Refused(Refusal),
     /// The first request still runs; try again after this.
     InProgress(Duration),
+    /// The same, and the route says that it is to be followed.
+    Follow(Duration),
     /// The key has as many waiters as it may have.
     KeyFull(Duration),
     /// The gateway has as many waiters as it may have.
@@ -131,6 +139,7 @@ impl Gate {
         group: Group,
         secrets: Secrets,
         settings: Settings,
+        bells: Bells,
         tracker: TaskTracker,
         draining: CancellationToken,
     ) -> Self {
@@ -143,6 +152,7 @@ impl Gate {
             group,
             secrets,
             settings,
+            bells,
             tracker,
             draining,
         }))
@@ -174,9 +184,11 @@ impl Gate {
         }
     }
 
-    /// Forgets what is cached of a record that an operator or another gateway changed.
+    /// Forgets what is cached of a record that was changed past this process's own owners, and
+    /// lets its duplicates here look at it again.
     pub fn changed(&self, key: &RecordKey) {
         self.0.replay.forget(key);
+        self.0.flights.look_again(key);
     }
 
     /// Forgets what other gateways say has changed, until the shutdown. A hint that is lost costs
@@ -195,6 +207,13 @@ impl Gate {
                 Err(RecvError::Closed) => return,
             }
         }
+    }
+
+    /// A place among the waiters for a client that waits for a run or follows a record. `None`:
+    /// there are as many as there may be.
+    #[must_use]
+    pub fn place(&self) -> Option<Parked> {
+        self.0.flights.park()
     }
 
     /// The secrets that this gate compares with.
@@ -234,11 +253,13 @@ impl Gate {
             Phase::Held(fingerprint) if !self.is_same(ask, fingerprint.as_ref()) => {
                 Some(Denial::Refused(Refusal::Mismatch))
             }
-            Phase::Held(_) if ask.policy.duplicates == Duplicates::Reject => {
-                Some(Denial::InProgress(ask.policy.lease))
-            }
+            Phase::Held(_) => match ask.policy.duplicates {
+                Duplicates::Wait => None,
+                Duplicates::Reject => Some(Denial::InProgress(ask.policy.lease)),
+                Duplicates::Follow => Some(Denial::Follow(ask.policy.lease)),
+            },
             Phase::StoreDown => Some(Denial::StoreUnavailable),
-            Phase::Opening | Phase::Held(_) | Phase::Closed => None,
+            Phase::Opening | Phase::Closed => None,
         }
     }
 
@@ -260,7 +281,8 @@ impl Gate {
     }
 
     pub(super) fn is_same(&self, ask: &Ask, stored: Option<&Fingerprint>) -> bool {
-        self.0.secrets.matches(stored, &ask.digest)
+        ask.digest
+            .is_none_or(|digest| self.0.secrets.matches(stored, &digest))
     }
 
     pub(super) fn store(&self) -> &Arc<dyn Store> {

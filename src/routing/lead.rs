@@ -105,10 +105,11 @@ impl Gate {
     fn claim(&self, ask: &Ask, key: &RecordKey) -> Claim {
         let policy = &ask.policy;
         Claim {
+            request_id: ask.request_id,
             key: key.clone(),
             token: ids::attempt_token(),
             generation_id: ids::generation_id(),
-            fingerprint: Some(self.0.secrets.fingerprint(&ask.digest)),
+            fingerprint: ask.digest.map(|digest| self.0.secrets.fingerprint(&digest)),
             terms: Terms {
                 lease: policy.lease,
                 valid_for: policy.valid_for,
@@ -137,25 +138,31 @@ impl Gate {
             Decision::Refuse(Refusal::InProgress) => {
                 Round::Done(Admission::Refuse(Denial::InProgress(lease_left(record))))
             }
+            Decision::Refuse(Refusal::Follow) => {
+                Round::Done(Admission::Refuse(Denial::Follow(lease_left(record))))
+            }
             Decision::Refuse(refusal) => Round::Done(Admission::Refuse(Denial::Refused(refusal))),
         }
     }
 
     /// Whoever meets a row whose lease is over first makes the sweep's transition.
     async fn sweep(&self, record: &Record, leader: Leader) -> Round {
-        match self.store().sweep_one(&record.key, record.token).await {
-            Ok(swept) => {
-                if swept {
-                    let to = match record.terms.on_unknown {
-                        OnUnknown::Hold => State::OutcomeUnknown,
-                        OnUnknown::Redrive => State::FailedBeforeCommit { maybe_sent: true },
-                    };
-                    metrics::counter!(metric::SWEPT, "to" => to.word()).increment(1);
-                }
-                Round::Again(leader)
-            }
+        match self.swept(record).await {
+            Ok(()) => Round::Again(leader),
             Err(error) => Round::Done(refuse_store_down(&error)),
         }
+    }
+
+    pub(super) async fn swept(&self, record: &Record) -> Result<(), StoreError> {
+        let swept = self.store().sweep_one(&record.key, record.token).await?;
+        if swept {
+            let to = match record.terms.on_unknown {
+                OnUnknown::Hold => State::OutcomeUnknown,
+                OnUnknown::Redrive => State::FailedBeforeCommit { maybe_sent: true },
+            };
+            metrics::counter!(metric::SWEPT, "to" => to.word()).increment(1);
+        }
+        Ok(())
     }
 
     async fn take_over(
@@ -235,6 +242,7 @@ impl Gate {
                 tokio::select! {
                     () = &mut poll => break,
                     hint = hints.recv() => if concerns(&hint, wake) { break },
+                    () = leader.rung() => break,
                     denial = self.patience(ask, left) => {
                         return Round::Done(Admission::Refuse(denial));
                     }
@@ -244,7 +252,8 @@ impl Gate {
     }
 
     /// A claim gave no result: nothing is sent. If it may have been made it is undone, since a
-    /// row that nobody works on would keep the key from its client.
+    /// row that nobody works on would keep the key from its client. Not so a claim that is
+    /// remembered under an id: its caller asks for it again, and must not lose it by then.
     fn claim_failed(
         &self,
         ask: &Ask,
@@ -253,7 +262,7 @@ impl Gate {
         seen: bool,
         error: &StoreError,
     ) -> Round {
-        if error.may_have_happened() {
+        if error.may_have_happened() && ask.request_id.is_none() {
             self.undo(ask, claim, leader);
             return Round::Done(refuse_store_down(error));
         }

@@ -86,6 +86,13 @@ impl Permit {
         self.won.generation_id
     }
 
+    /// The claim, for an owner outside this process: it keeps its lease alive by itself, and
+    /// duplicates here wait as for another gateway's owner.
+    pub(super) fn hand_over(mut self) -> (AttemptToken, GenerationId) {
+        self.settled = true;
+        (self.won.token, self.won.generation_id)
+    }
+
     pub(super) fn renewed(&self, at: Instant) {
         *self.clock.held_since() = at;
     }

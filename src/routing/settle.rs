@@ -7,20 +7,23 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::callers::Decree;
 use super::gate::{Denial, Gate};
 use super::permit::Permit;
 use super::replay::Decided;
 use crate::domain::message::Recorded;
 use crate::domain::policy::OnUnknown;
-use crate::domain::record::{Committed, Completion, GiveUp, Heartbeat, Release, State, Validity};
-use crate::ids;
+use crate::domain::record::{
+    Committed, Completion, DecisionId, GiveUp, Heartbeat, Release, State, Validity,
+};
+use crate::domain::run::FollowUp;
 use crate::store::StoreError;
 use crate::telemetry::{Chain, metric};
 
 /// An owner beats this many times within a lease, so that one lost beat costs nothing.
 const BEATS_PER_LEASE: u32 = 3;
 /// How long an owner's client waits for the commit of its answer before it gets it unrecorded.
-const COMMIT_WAIT: Duration = Duration::from_secs(3);
+pub(super) const COMMIT_WAIT: Duration = Duration::from_secs(3);
 /// Pauses between tries of a commit or a release.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -33,7 +36,14 @@ pub enum Outcome {
     /// A byte was sent and no whole answer came.
     Unknown,
     /// An answer came whole, and is to be kept.
-    Answered(Recorded),
+    Answered {
+        /// Drawn by the owner, since an answer may name the run that bears this id.
+        decision_id: DecisionId,
+        /// The answer.
+        recorded: Recorded,
+        /// What is to be done once the decision is committed: in its transaction or not at all.
+        follow_up: Option<Box<FollowUp>>,
+    },
     /// An answer came whole, and the route does not keep such answers.
     Released,
     /// The same, but its client was already told that nobody knows.
@@ -91,7 +101,21 @@ impl Gate {
     /// background, with the permit, so that duplicates keep waiting.
     pub async fn settle(&self, permit: Permit, outcome: Outcome) -> Settled {
         match outcome {
-            Outcome::Answered(recorded) => self.commit(permit, recorded).await,
+            Outcome::Answered {
+                decision_id,
+                recorded,
+                follow_up,
+            } => {
+                let decree = Decree {
+                    key: permit.won.key.clone(),
+                    token: permit.won.token,
+                    decided_by: "gateway".to_owned(),
+                    recorded,
+                    follow_up,
+                };
+                let completion = self.completion(decree, decision_id, permit.generation_id());
+                self.commit(permit, completion).await
+            }
             Outcome::NotSent => self.give_up(permit, GiveUp::NotSent).await,
             Outcome::Released => self.give_up(permit, GiveUp::Answered).await,
             // To its client the attempt may have run, so only the same request may follow.
@@ -103,14 +127,7 @@ impl Gate {
         }
     }
 
-    async fn commit(&self, permit: Permit, recorded: Recorded) -> Settled {
-        let completion = Completion {
-            key: permit.won.key.clone(),
-            token: permit.won.token,
-            decision_id: ids::decision_id(),
-            decided_by: "gateway".to_owned(),
-            recorded,
-        };
+    async fn commit(&self, permit: Permit, completion: Completion) -> Settled {
         let asked_at = Instant::now();
         let until = asked_at + COMMIT_WAIT;
         // Beats go on: a commit may take longer than what is left of the lease.
@@ -129,7 +146,7 @@ impl Gate {
 
     /// Tries until the store says yes or no. Sending a completion again is safe: it is recognised
     /// by its decision id. `Ok(None)`: the token is stale.
-    async fn try_commit(
+    pub(super) async fn try_commit(
         &self,
         completion: &Completion,
         until: Instant,
@@ -156,6 +173,10 @@ impl Gate {
         let Some(committed) = committed else {
             return self.superseded(permit).await;
         };
+        if completion.run.is_some() {
+            self.0.bells.runs.notify_one();
+            self.0.bells.outbox.notify_one();
+        }
         let decided = Arc::new(Decided {
             committed,
             recorded: completion.recorded,
@@ -207,7 +228,8 @@ impl Gate {
     /// the store was first asked: the commit may be that old, and so its validity.
     fn commit_later(&self, mut permit: Permit, completion: Completion, asked_at: Instant) {
         permit.mark_settled();
-        let bytes = completion.recorded.held_bytes();
+        let run = completion.run.as_ref();
+        let bytes = completion.recorded.held_bytes() + run.map_or(0, |run| run.held_bytes());
         let held = self.0.retrying_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let gate = self.clone();
         let give_back = move |gate: &Self| {

@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::domain::fingerprint::Fingerprint;
 use crate::domain::scope::RecordKey;
@@ -31,6 +31,8 @@ struct Inner {
 
 struct Flight {
     phase: watch::Sender<Phase>,
+    /// Rung when the record changed although this flight's leader does not own it.
+    bell: Notify,
     waiters: AtomicUsize,
 }
 
@@ -72,11 +74,14 @@ pub struct Follower {
     _place: Place,
 }
 
-/// One of the places for waiters, given back on drop.
+/// One of the places for waiters on a key, given back on drop.
 pub struct Place {
-    flights: Flights,
     flight: Arc<Flight>,
+    _parked: Parked,
 }
+
+/// One of the places for waiters in all, given back on drop.
+pub struct Parked(Flights);
 
 impl Flights {
     /// No flights yet, with room for this many waiters.
@@ -98,6 +103,7 @@ impl Flights {
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
                     phase: watch::Sender::new(Phase::Opening),
+                    bell: Notify::new(),
                     waiters: AtomicUsize::new(0),
                 });
                 vacant.insert(Arc::clone(&flight));
@@ -108,6 +114,13 @@ impl Flights {
                 })
             }
             Entry::Occupied(occupied) => self.follow(occupied.get()),
+        }
+    }
+
+    /// Lets a leader that waits for an owner elsewhere look at the store at once.
+    pub fn look_again(&self, key: &RecordKey) {
+        if let Some(flight) = self.lock().get(key) {
+            flight.bell.notify_one();
         }
     }
 
@@ -132,6 +145,17 @@ impl Flights {
     }
 
     fn place(&self, flight: &Arc<Flight>) -> Option<Place> {
+        let parked = self.park()?;
+        flight.waiters.fetch_add(1, Ordering::Relaxed);
+        Some(Place {
+            flight: Arc::clone(flight),
+            _parked: parked,
+        })
+    }
+
+    /// A place for one that waits for something else than an owner.
+    #[must_use]
+    pub fn park(&self) -> Option<Parked> {
         let most = self.0.waiters_max;
         let one_more = |waiters| (waiters < most).then_some(waiters + 1);
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -139,12 +163,8 @@ impl Flights {
             .waiters
             .fetch_update(success, failure, one_more)
             .ok()?;
-        flight.waiters.fetch_add(1, Ordering::Relaxed);
         metrics::gauge!(metric::WAITERS).increment(1);
-        Some(Place {
-            flights: self.clone(),
-            flight: Arc::clone(flight),
-        })
+        Some(Parked(self.clone()))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RecordKey, Arc<Flight>>> {
@@ -172,6 +192,12 @@ impl Leader {
     #[must_use]
     pub fn wait(&self) -> Option<Place> {
         self.flights.place(&self.flight)
+    }
+
+    /// Ends when the record was changed by somebody else in this process. A ring from before is
+    /// kept: it costs a look.
+    pub async fn rung(&self) {
+        self.flight.bell.notified().await;
     }
 
     /// Whether duplicates are parked behind this leader.
@@ -206,7 +232,12 @@ impl Follower {
 impl Drop for Place {
     fn drop(&mut self) {
         self.flight.waiters.fetch_sub(1, Ordering::Relaxed);
-        self.flights.0.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.0.0.waiters.fetch_sub(1, Ordering::Relaxed);
         metrics::gauge!(metric::WAITERS).decrement(1);
     }
 }

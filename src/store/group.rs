@@ -24,9 +24,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{Store, StoreError};
+use crate::domain::intent::{End, Finish, Finished};
 use crate::domain::record::{
     Claim, Committed, Completion, Heartbeat, Record, Release, Released, Reserved,
 };
+use crate::domain::run::{TickCommit, TickCommitted};
 use crate::domain::scope::RecordKey;
 use crate::telemetry::metric::{STORE_ERRORS, STORE_SECONDS};
 
@@ -56,6 +58,8 @@ struct Lanes {
     complete: Lane<Completion, Option<Committed>>,
     release: Lane<Release, Option<Released>>,
     look_up: Lane<RecordKey, Option<Record>>,
+    finish: Lane<Finish, Finished>,
+    tick: Lane<TickCommit, TickCommitted>,
     workers: TaskTracker,
     closing: CancellationToken,
 }
@@ -75,6 +79,10 @@ impl Group {
             complete: crew.staff("complete", weight, |store, all| store.complete(all)),
             release: crew.staff("release", |_| 0, |store, all| store.release(all)),
             look_up: crew.staff("look_up", |_| 0, |store, keys| store.look_up(keys)),
+            finish: crew.staff("finish", answer_weight, |store, ends| store.finish(ends)),
+            tick: crew.staff("tick", tick_weight, |store, ticks| {
+                store.commit_ticks(ticks)
+            }),
             workers: crew.workers,
             closing: crew.closing,
         }))
@@ -126,6 +134,22 @@ impl Group {
         self.0.look_up.ask(key).await
     }
 
+    /// [`OutboxStore::finish`](super::outbox::OutboxStore::finish) of one try.
+    ///
+    /// # Errors
+    /// As for [`Group::reserve`].
+    pub async fn finish(&self, end: Finish) -> Result<Finished, Arc<StoreError>> {
+        self.0.finish.ask(end).await
+    }
+
+    /// [`RunStore::commit_ticks`](super::runs::RunStore::commit_ticks) of one tick.
+    ///
+    /// # Errors
+    /// As for [`Group::reserve`].
+    pub async fn tick(&self, tick: TickCommit) -> Result<TickCommitted, Arc<StoreError>> {
+        self.0.tick.ask(tick).await
+    }
+
     /// Takes nothing more, finishes what is in line and returns when that is done.
     pub async fn close(&self) {
         self.0.closing.cancel();
@@ -135,7 +159,23 @@ impl Group {
 }
 
 fn weight(completion: &Completion) -> usize {
-    completion.recorded.held_bytes()
+    let run = completion.run.as_ref().map_or(0, |run| run.held_bytes());
+    completion.recorded.held_bytes() + run
+}
+
+fn answer_weight(end: &Finish) -> usize {
+    match &end.end {
+        End::Delivered {
+            answer: Some(answer),
+            ..
+        } => answer.held_bytes(),
+        _ => 0,
+    }
+}
+
+fn tick_weight(commit: &TickCommit) -> usize {
+    let bodies = commit.tick.intents.iter().map(|intent| intent.body.len());
+    commit.tick.progress.len() + bodies.sum::<usize>()
 }
 
 type Call<I, O> = for<'a> fn(&'a dyn Store, &'a [I]) -> BoxFuture<'a, Result<Vec<O>, StoreError>>;

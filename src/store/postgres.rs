@@ -14,12 +14,17 @@
 //!   key, whatever the statistics say.
 
 mod batch;
+mod complete;
+mod doctor;
 mod hosts;
 mod operator;
+mod outbox;
 mod pool;
+mod remembered;
 mod routing;
 mod row;
 mod run;
+mod runs;
 mod session;
 mod upkeep;
 mod wakeup;
@@ -39,6 +44,7 @@ use tokio::sync::{Mutex, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use self::pool::Pool;
 use self::row::get;
@@ -46,6 +52,7 @@ use self::run::{Repeat, Runner, fixed};
 use self::session::Sessions;
 use self::upkeep::Sweep;
 use self::wakeup::Wakeups;
+use super::doctor::Finding;
 use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
@@ -53,7 +60,7 @@ use super::{
 use crate::config::StoreConfig;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
-    Release, Released, Reserved, StoredDecision,
+    Release, Released, Remembered, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::domain::secret::Secret;
@@ -72,6 +79,8 @@ pub struct PostgresStore {
     runner: Runner,
     sessions: Arc<Sessions>,
     sweep: Mutex<Sweep>,
+    /// Where retention stands among the decisions.
+    purged_to: Mutex<OffsetDateTime>,
     wakeups: Arc<Wakeups>,
     stop: CancellationToken,
 }
@@ -108,6 +117,7 @@ impl PostgresStore {
             },
             sessions,
             sweep: Mutex::new(Sweep::new()),
+            purged_to: Mutex::new(OffsetDateTime::UNIX_EPOCH),
             wakeups,
             stop,
         })
@@ -138,6 +148,14 @@ async fn prepare(
 
 #[async_trait]
 impl Store for PostgresStore {
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: Uuid,
+    ) -> Result<Option<Remembered>, StoreError> {
+        self.runner.remembered(tenant, request_id).await
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         self.runner.reserve(claims).await
     }
@@ -201,7 +219,8 @@ impl Store for PostgresStore {
     }
 
     async fn purge(&self, limit: u32) -> Result<Purged, StoreError> {
-        self.runner.purge(limit).await
+        let mut at = self.purged_to.lock().await;
+        self.runner.purge(&mut at, limit).await
     }
 
     async fn census(&self) -> Result<Census, StoreError> {
@@ -260,6 +279,10 @@ impl Store for PostgresStore {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         self.runner.warnings(self.sessions.pooled()).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, StoreError> {
+        self.runner.doctor(&self.wakeups).await
     }
 
     async fn close(&self) {

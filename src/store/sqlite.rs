@@ -13,12 +13,16 @@
 mod batches;
 mod checkpoint;
 mod clock;
+mod doctor;
 mod failure;
 mod lock;
 mod operators;
+mod outbox;
 mod place;
 mod records;
+mod remembered;
 mod rows;
+mod runs;
 mod secrets;
 #[cfg(test)]
 mod tests;
@@ -40,6 +44,7 @@ use time::OffsetDateTime;
 use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 pub use self::failure::of_file as unopened;
 pub use self::lock::FileLock;
@@ -47,13 +52,14 @@ pub use self::lock::FileLock;
 use self::clock::Clock;
 use self::failure::Stage;
 use self::writer::{Work, Writer};
+use super::doctor::Finding;
 use super::open::OpenError;
 use super::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup, migrate,
 };
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Found, Heartbeat, Record,
-    Release, Released, Reserved, StoredDecision,
+    Release, Released, Remembered, Reserved, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::domain::secret::Secret;
@@ -180,6 +186,18 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: Uuid,
+    ) -> Result<Option<Remembered>, StoreError> {
+        let tenant = tenant.clone();
+        self.read(move |connection, now_ms| {
+            async move { remembered::find(connection, now_ms, &tenant, request_id).await }.boxed()
+        })
+        .await
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         let claims = claims.to_vec();
         self.write(|connection, now_ms| {
@@ -347,6 +365,11 @@ impl Store for SqliteStore {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         Ok(self.warnings.clone())
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, StoreError> {
+        self.read(|connection, _| doctor::doctor(connection).boxed())
+            .await
     }
 
     async fn close(&self) {

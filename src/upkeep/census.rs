@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Report, Worker};
+use crate::driver::{Report, Worker};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metric;
 
@@ -35,6 +35,15 @@ impl Worker for Census {
         let oldest = census.oldest_pending.unwrap_or_default();
         metrics::gauge!(metric::UNKNOWN_RECORDS).set(census.unknown as f64);
         metrics::gauge!(metric::OLDEST_PENDING_SECONDS).set(oldest.as_secs_f64());
+        let outbox = self.store.outbox_census().await?;
+        for (status, count) in &outbox.intents {
+            metrics::gauge!(metric::OUTBOX_INTENTS, "status" => status.word()).set(*count as f64);
+        }
+        for (status, count) in &outbox.runs {
+            metrics::gauge!(metric::RUNS, "status" => status.word()).set(*count as f64);
+        }
+        let oldest = outbox.oldest_pending.unwrap_or_default();
+        metrics::gauge!(metric::OUTBOX_OLDEST_SECONDS).set(oldest.as_secs_f64());
         Ok(Report {
             rows: census.unknown,
             full: false,

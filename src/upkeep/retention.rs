@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Report, Worker};
+use crate::driver::{Report, Worker};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metric;
 

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use super::driver::{Report, Worker};
 use crate::domain::record::State;
+use crate::driver::{Report, Worker};
 use crate::store::{Store, StoreError, Swept};
 use crate::telemetry::metric;
 

@@ -4,9 +4,16 @@
 mod access;
 mod acts;
 mod commands;
+mod doctor;
 mod faulty;
 mod listener;
+mod outbox;
 mod records;
+mod run_commands;
+mod runs;
+mod started;
+mod stream;
+mod tasks;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -23,16 +30,24 @@ use hyper_util::rt::TokioExecutor;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use oncegate::api::health::Readiness;
 use oncegate::api::records::OwnerTimes;
-use oncegate::api::{self, AdminState};
+use oncegate::api::{self, AdminState, WAITS_MAX};
 use oncegate::config::{Role, TokenConfig};
+use oncegate::coordinator::Coordinator;
+use oncegate::domain::intent::Destination;
 use oncegate::domain::record::{Claim, GiveUp, Reserved};
 use oncegate::domain::scope::{PoolId, RecordKey, TenantScope};
+use oncegate::domain::secret::Secrets;
+use oncegate::lifecycle::Bells;
+use oncegate::outbox::tasks::Tasks;
+use oncegate::routing::gate::{Gate, Settings};
 use oncegate::store::Store;
+use oncegate::store::group::{Group, GroupOptions};
 use oncegate::store::sqlite::SqliteStore;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -46,6 +61,12 @@ const READER: &str = "reader-token";
 const OPERATOR: &str = "operator-token";
 /// Does everything with the tenant `acme`.
 const ACME: &str = "acme-token";
+/// Commits decisions, looks at runs and signals them.
+const SERVICE: &str = "service-token";
+/// Works on tasks of every tenant.
+const WORKER: &str = "worker-token";
+/// Works on tasks of the tenant `acme`.
+const ACME_WORKER: &str = "acme-worker-token";
 
 /// A running admin listener and what it works with.
 struct Admin {
@@ -55,6 +76,13 @@ struct Admin {
     changed: Arc<Mutex<Vec<RecordKey>>>,
     readiness: Arc<Mutex<Readiness>>,
     acts: TaskTracker,
+    /// Moves runs on; nothing does by itself here.
+    coordinator: Coordinator,
+    group: Group,
+    /// Begins to stop the gateway.
+    closing: CancellationToken,
+    /// Places of requests that wait.
+    waits: Arc<Semaphore>,
     shutdown: CancellationToken,
     serving: TaskTracker,
     router: Router,
@@ -101,6 +129,17 @@ impl Admin {
         let (changed, acts) = (Arc::new(Mutex::new(Vec::new())), TaskTracker::new());
         let readiness = Arc::new(Mutex::new(Readiness::Ready));
         let (told, state_now) = (Arc::clone(&changed), Arc::clone(&readiness));
+        let shared: Arc<dyn Store> = store.clone();
+        let options = GroupOptions {
+            concurrency: 1,
+            patience: Duration::from_secs(10),
+        };
+        let (group, bells) = (Group::new(&shared, options), Bells::default());
+        let coordinator = Coordinator::new(shared, group.clone(), bells.clone());
+        let (closing, waits) = (
+            CancellationToken::new(),
+            Arc::new(Semaphore::new(WAITS_MAX)),
+        );
         let state = AdminState {
             store: store.clone(),
             tokens: tokens(),
@@ -108,7 +147,17 @@ impl Admin {
             readiness: Arc::new(move || *state_now.lock().unwrap()),
             owner_times: Arc::new(OwnerTimes::new(&[], margin)),
             changed: Arc::new(move |key| told.lock().unwrap().push(key.clone())),
+            gate: gate(store.clone(), acts.clone()).await,
+            catalog: Arc::default(),
+            room: Arc::default(),
             acts: acts.clone(),
+            coordinator: coordinator.clone(),
+            tasks: Tasks::new(store.clone(), group.clone(), bells.clone()),
+            bells,
+            destinations: Arc::new([Destination("mail".into())]),
+            lease_min: Duration::from_secs(5),
+            waits: Arc::clone(&waits),
+            closing: closing.clone(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -122,6 +171,10 @@ impl Admin {
             changed,
             readiness,
             acts,
+            coordinator,
+            group,
+            closing,
+            waits,
             shutdown,
             serving,
             router,
@@ -147,13 +200,27 @@ impl Admin {
         target: &str,
         sent: Option<Value>,
     ) -> Reply {
+        self.call_with(method, token, target, sent, HeaderMap::new())
+            .await
+    }
+
+    /// The same, with more headers.
+    async fn call_with(
+        &self,
+        method: Method,
+        token: Option<&str>,
+        target: &str,
+        sent: Option<Value>,
+        headers: HeaderMap,
+    ) -> Reply {
         let uri: Uri = format!("http://{}{target}", self.address).parse().unwrap();
         let body = sent.as_ref().map(Value::to_string).unwrap_or_default();
         let mut request = Request::builder().method(&method).uri(uri);
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Full::from(body)).unwrap();
+        let mut request = request.body(Full::from(body)).unwrap();
+        request.headers_mut().extend(headers);
         let response = self.http.request(request).await.unwrap();
         let (head, body) = response.into_parts();
         let reply = Reply {
@@ -214,13 +281,38 @@ impl Admin {
 
     /// Ends everything; what is still at work after that is a fault.
     async fn stop(self) -> TempDir {
+        self.closing.cancel();
         self.shutdown.cancel();
         self.serving.wait().await;
         self.acts.close();
         self.acts.wait().await;
+        assert_eq!(self.waits.available_permits(), WAITS_MAX, "nobody waits");
+        self.group.close().await;
         self.store.close().await;
         self.directory
     }
+}
+
+/// A gate on the same store, for the calls of services.
+async fn gate(store: Arc<dyn Store>, tracker: TaskTracker) -> Gate {
+    let options = GroupOptions {
+        concurrency: 1,
+        patience: Duration::from_secs(5),
+    };
+    let group = Group::new(&store, options);
+    let settings = Settings {
+        waiters_per_key_max: 100,
+        waiters_max: 100,
+        poll_interval: Duration::from_millis(100),
+        cache_bytes_max: 1 << 20,
+        cache_trust: Duration::from_secs(30),
+        record_retry: Duration::from_secs(1),
+        record_retry_bytes_max: 1 << 20,
+    };
+    let secrets = Secrets::new(store.secrets([7; 32]).await.unwrap()).unwrap();
+    let draining = CancellationToken::new();
+    let bells = oncegate::lifecycle::Bells::default();
+    Gate::new(store, group, secrets, settings, bells, tracker, draining)
 }
 
 fn tokens() -> Arc<[TokenConfig]> {
@@ -234,6 +326,9 @@ fn tokens() -> Arc<[TokenConfig]> {
         token(READER, Role::Reader, None),
         token(OPERATOR, Role::Operator, None),
         token(ACME, Role::Operator, Some("acme")),
+        token(SERVICE, Role::Service, None),
+        token(WORKER, Role::Worker, None),
+        token(ACME_WORKER, Role::Worker, Some("acme")),
     ])
 }
 

@@ -24,7 +24,9 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn every_command_tells_what_it_does() {
-    for command in ["", "serve", "demo", "migrate", "check"] {
+    for command in [
+        "", "serve", "demo", "migrate", "check", "runs", "outbox", "doctor",
+    ] {
         let arguments: Vec<&str> = [command, "--help"]
             .into_iter()
             .filter(|word| !word.is_empty())

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where it stands")]
 
 mod any_text;
+mod effects;
 mod example;
 
 use std::path::PathBuf;

@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 
 use http::Method;
-use oncegate::api::ROUTES;
-use oncegate::config::Role;
+use oncegate::api::routes;
 use serde_json::{Value, json};
 
 /// The document.
@@ -137,17 +136,24 @@ fn the_document_lists_what_exists_and_nothing_else() {
             if method == "parameters" {
                 continue;
             }
-            let scheme = operation["security"][0].as_object();
-            let role = scheme.map(|scheme| scheme.keys().next().unwrap().clone());
-            documented.insert((method.to_uppercase(), path.clone(), role));
+            let schemes = operation["security"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            let roles: BTreeSet<String> = schemes
+                .iter()
+                .flat_map(|scheme| scheme.as_object().unwrap().keys().cloned())
+                .collect();
+            documented.insert((method.to_uppercase(), path.clone(), roles));
         }
     }
-    let existing = ROUTES.iter().map(|route| {
-        let role = route.role.map(|role| match role {
-            Role::Reader => "reader".to_owned(),
-            Role::Operator => "operator".to_owned(),
-        });
-        (route.method.to_string(), route.path.to_owned(), role)
+    let existing = routes().map(|route| {
+        let roles = route
+            .roles
+            .iter()
+            .map(|role| role.word().to_owned())
+            .collect();
+        (route.method.to_string(), route.path.to_owned(), roles)
     });
     assert_eq!(documented, existing.collect());
 }

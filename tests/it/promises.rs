@@ -33,16 +33,24 @@ macro_rules! on_postgres {
     )+};
 }
 
+mod accept;
 mod content;
 mod crash;
 mod duplicates;
+mod effects;
+mod effects_faults;
+mod effects_load;
 mod fingerprint;
+mod follow;
+mod follow_up;
 mod framing;
 mod front_proxy;
 mod keys;
 mod late_owners;
+mod lookups;
 mod pooler;
 mod replay;
+mod runs;
 mod store_outage;
 mod store_trouble;
 mod streaming;

@@ -13,6 +13,7 @@ use oncegate::domain::fingerprint::{FingerprintRules, RequestDigest, RequestPart
 use oncegate::domain::policy::{Duplicates, ForwardKey, KeySource, OnStoreDown, OnUnknown, Policy};
 use oncegate::domain::record::{Claim, GiveUp, Lease, Reserved, State};
 use oncegate::domain::secret::Secrets;
+use oncegate::lifecycle::Bells;
 use oncegate::routing::gate::{Admission, Ask, Gate, Settings};
 use oncegate::routing::settle::Outcome;
 use oncegate::store::group::{BATCH_BYTES_MAX, BATCH_MAX, Group, GroupOptions, QUEUE_MAX};
@@ -337,6 +338,7 @@ async fn an_owner_beats_again_while_a_beat_hangs() {
         on.group.clone(),
         secrets,
         settings,
+        Bells::default(),
         tracker,
         draining,
     );
@@ -371,8 +373,11 @@ fn ask() -> Ask {
     Ask {
         key: key("k"),
         older: Vec::new(),
-        digest: RequestDigest::of(&request, &FingerprintRules::default()),
+        digest: Some(RequestDigest::of(&request, &FingerprintRules::default())),
+        request_id: None,
         policy: Arc::new(Policy {
+            mode: oncegate::domain::policy::Mode::Proxy,
+            follow_up: None,
             pool: key("k").pool,
             key_source: KeySource::Header(http::header::ETAG),
             required: false,

@@ -5,7 +5,10 @@ mod connections;
 mod failover;
 mod gateways;
 mod lost_replies;
+mod lost_ticks;
+mod outbox;
 mod plans;
+mod run_plans;
 mod settings;
 mod wakeups;
 

@@ -175,7 +175,10 @@ fn sql_is_written_in_the_store_only() {
 #[test]
 fn imports_point_down_only() {
     const EDGES: [&str; 4] = ["proxy", "api", "outbox", "upkeep"];
-    const BELOW_EDGES: [&str; 9] = [
+    const BELOW_EDGES: [&str; 12] = [
+        "driver",
+        "upstream",
+        "body",
         "routing",
         "coordinator",
         "store",
@@ -189,6 +192,9 @@ fn imports_point_down_only() {
     let allowed = |module: &str| -> Option<Vec<&str>> {
         Some(match module {
             "domain" => vec!["domain"],
+            "body" => vec![],
+            "driver" => vec!["ids", "store", "telemetry"],
+            "upstream" => vec!["domain", "body", "config", "telemetry"],
             "ids" | "problem" | "lifecycle" | "config" => vec!["domain", "telemetry"],
             // Its own slice of the configuration.
             "telemetry" => vec!["config"],
@@ -196,6 +202,8 @@ fn imports_point_down_only() {
             "routing" | "coordinator" => {
                 vec!["store", "domain", "ids", "config", "telemetry", "lifecycle"]
             }
+            // Step workers come in through it, to the outbox's tasks.
+            "api" => [&BELOW_EDGES[..], &["outbox"]].concat(),
             edge if EDGES.contains(&edge) => BELOW_EDGES.to_vec(),
             // The composition root and what starts it name everything.
             _ => return None,
@@ -257,7 +265,7 @@ fn doc_comments_keep_their_share() {
 
 /// Constants of `telemetry::metric`, by their values.
 fn metric_names() -> BTreeSet<String> {
-    let text = fs::read_to_string(root().join("src/telemetry.rs")).unwrap();
+    let text = fs::read_to_string(root().join("src/telemetry/metric.rs")).unwrap();
     let quoted = text.split('"').skip(1).step_by(2);
     let names = quoted.filter(|name| {
         name.starts_with("oncegate_") && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'_'))

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use oncegate::domain::record::{GiveUp, State, Terms};
+use oncegate::driver::{self, Timing, Worker};
 use oncegate::store::Store;
 use oncegate::store::sqlite::SqliteStore;
 use oncegate::upkeep::census::Census;
-use oncegate::upkeep::driver::{self, Timing, Worker};
 use oncegate::upkeep::retention::Retention;
 use oncegate::upkeep::sweeper::{SWEEP_ROWS_MAX, Sweeper};
 use tokio_util::sync::CancellationToken;

@@ -8,10 +8,10 @@ use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use oncegate::config::PoolConfig;
 use oncegate::domain::scope::PoolId;
-use oncegate::proxy::upstream::{
+use oncegate::proxy::{Body, BoxError};
+use oncegate::upstream::{
     CloseDelimited, OutBody, SendError, SendErrorKind, SendProgress, Sent, Upstreams,
 };
-use oncegate::proxy::{Body, BoxError};
 use tokio_util::task::TaskTracker;
 
 use crate::support::upstream::{Cut, Reply, Upstream};

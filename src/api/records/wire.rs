@@ -5,14 +5,13 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::domain::message::Recorded;
+use crate::api::request::{self, millis};
 use crate::domain::policy::OnUnknown;
 use crate::domain::record::{self, Found, Record, State, StoredDecision, Validity};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
@@ -26,10 +25,6 @@ pub const LIMIT_DEFAULT: u32 = 50;
 pub const AGE_MAX: Duration = Duration::from_hours(24 * 3653);
 /// The longest reason, in characters.
 pub const REASON_CHARS_MAX: usize = 500;
-/// The longest body of an operator's answer, in bytes.
-pub const ANSWER_BYTES_MAX: usize = 1024 * 1024;
-/// The most header lines of an operator's answer.
-pub const ANSWER_HEADERS_MAX: usize = 100;
 
 /// What may stand in the query of a search.
 #[derive(Debug, Default, Deserialize)]
@@ -68,10 +63,7 @@ impl SearchQuery {
         if older_than.is_some_and(|age| age > AGE_MAX) {
             return Err("older_than: at most ten years".into());
         }
-        let limit = self.limit.unwrap_or(LIMIT_DEFAULT);
-        if !(1..=LIMIT_MAX).contains(&limit) {
-            return Err(format!("limit: 1 to {LIMIT_MAX}"));
-        }
+        let limit = request::limit(self.limit)?;
         let after = self.cursor.as_deref().map(|cursor| {
             read_cursor(cursor).ok_or("cursor: take `next` of the page before, unchanged")
         });
@@ -276,98 +268,6 @@ pub struct Reason {
     pub reason: String,
 }
 
-/// The body of a resolution: the answer that the upstream gave, or should have given.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Resolution {
-    reason: String,
-    status: u16,
-    #[serde(default)]
-    headers: Vec<HeaderLine>,
-    body: Option<String>,
-    body_base64: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HeaderLine {
-    name: String,
-    value: String,
-}
-
-/// An operator's answer, checked.
-#[derive(Debug)]
-pub struct Answer {
-    status: u16,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl Resolution {
-    /// The reason, and the answer.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be an answer.
-    pub fn into_parts(self) -> Result<(String, Answer), String> {
-        if !(200..=599).contains(&self.status) {
-            return Err("status: 200 to 599".into());
-        }
-        let body = match (self.body, self.body_base64) {
-            (Some(_), Some(_)) => return Err("give `body` or `body_base64`, not both".into()),
-            (Some(text), None) => Bytes::from(text),
-            (None, Some(coded)) => STANDARD
-                .decode(coded)
-                .map_err(|error| format!("body_base64: {error}"))?
-                .into(),
-            (None, None) => Bytes::new(),
-        };
-        if body.len() > ANSWER_BYTES_MAX {
-            return Err(format!(
-                "an answer's body is at most {ANSWER_BYTES_MAX} bytes"
-            ));
-        }
-        // RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5.
-        if matches!(self.status, 204 | 205 | 304) && !body.is_empty() {
-            return Err(format!("an answer with status {} has no body", self.status));
-        }
-        let answer = Answer {
-            status: self.status,
-            headers: header_map(self.headers)?,
-            body,
-        };
-        Ok((self.reason, answer))
-    }
-}
-
-impl Answer {
-    /// As a decision keeps it: framing and what is for one moment only is left out.
-    #[must_use]
-    pub fn recorded(&self) -> Recorded {
-        Recorded::new(
-            self.status,
-            &self.headers,
-            Some(self.body.clone()),
-            None,
-            true,
-        )
-    }
-}
-
-fn header_map(lines: Vec<HeaderLine>) -> Result<HeaderMap, String> {
-    if lines.len() > ANSWER_HEADERS_MAX {
-        return Err(format!("headers: at most {ANSWER_HEADERS_MAX} lines"));
-    }
-    let mut headers = HeaderMap::new();
-    for HeaderLine { name, value } in lines {
-        let name = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| "headers: a name is not a header name")?;
-        let value = HeaderValue::from_str(&value)
-            .map_err(|_| format!("headers: the value of {name} is not printable ASCII"))?;
-        headers.append(name, value);
-    }
-    Ok(headers)
-}
-
 /// A reason as the audit log takes it.
 ///
 /// # Errors
@@ -403,10 +303,6 @@ fn read_cursor(cursor: &str) -> Option<RecordKey> {
     parts.next().is_none().then_some(key)
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -429,39 +325,6 @@ mod tests {
         assert!(reason(&"é".repeat(500)).is_ok());
         for text in ["", "  ", "a\nb", "a\0", &"é".repeat(501)] {
             assert!(reason(text).is_err());
-        }
-    }
-
-    #[test]
-    fn an_answer_that_can_not_be_is_refused() {
-        let refused = |json: &str| {
-            let resolution: Resolution = serde_json::from_str(json).unwrap();
-            resolution.into_parts().unwrap_err()
-        };
-        for (json, what) in [
-            (r#"{"reason":"r","status":199}"#, "status: 200 to 599"),
-            (
-                r#"{"reason":"r","status":204,"body":"x"}"#,
-                "an answer with status 204",
-            ),
-            (
-                r#"{"reason":"r","status":200,"body":"x","body_base64":""}"#,
-                "give `body` or",
-            ),
-            (
-                r#"{"reason":"r","status":200,"body_base64":"*"}"#,
-                "body_base64: ",
-            ),
-            (
-                r#"{"reason":"r","status":200,"headers":[{"name":"a b","value":"c"}]}"#,
-                "headers: a name",
-            ),
-            (
-                r#"{"reason":"r","status":200,"headers":[{"name":"a","value":"b\r\nc"}]}"#,
-                "headers: the value of a",
-            ),
-        ] {
-            assert!(refused(json).starts_with(what), "{json}: {}", refused(json));
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Records for people, in columns that line up.
 
 use std::io::Write;
-use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Failure;
 use crate::cli::paint::Paint;
+use crate::cli::table::{self, ago, plain, read};
 
 #[derive(Deserialize)]
 struct Page {
@@ -64,27 +64,10 @@ pub(super) fn page(out: &mut dyn Write, answer: &Value, paint: Paint) -> Result<
         writeln!(out, "No record matches.")?;
         return Ok(());
     }
-    let mut rows = vec![["STATUS", "TENANT", "POOL", "KEY", "CLAIMED", "MORE"].map(String::from)];
-    rows.extend(page.records.iter().map(row));
-    let widths: [usize; 6] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
-    for (line, row) in rows.iter().enumerate() {
-        let mut cells = Vec::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let padded = format!("{cell:width$}");
-            cells.push(match (line, cells.len()) {
-                (0, _) => paint.faint(&padded),
-                (_, 0) => paint.state(cell, &padded),
-                _ => padded,
-            });
-        }
-        writeln!(out, "{}", cells.join("  ").trim_end())?;
-    }
-    if let Some(next) = page.next {
-        let hint = format!("More: repeat with --cursor {next}");
-        writeln!(out, "{}", paint.faint(&hint))?;
-    }
-    Ok(())
+    let names = ["STATUS", "TENANT", "POOL", "KEY", "CLAIMED", "MORE"];
+    let rows: Vec<_> = page.records.iter().map(row).collect();
+    table::columns(out, names, &rows, paint)?;
+    table::more(out, page.next.as_deref(), paint)
 }
 
 /// One record, one fact a line.
@@ -124,10 +107,7 @@ pub(super) fn record(out: &mut dyn Write, answer: &Value, paint: Paint) -> Resul
             ("replayable", replay.into()),
         ]);
     }
-    for (name, value) in facts {
-        writeln!(out, "{} {value}", paint.faint(format!("{name:11}")))?;
-    }
-    Ok(())
+    table::facts(out, &facts, paint)
 }
 
 /// What an act did.
@@ -174,25 +154,4 @@ fn more(record: &Record) -> String {
         parts.push(plain(validity));
     }
     parts.join(", ")
-}
-
-/// The two largest units: `3h 20m ago`.
-fn ago(millis: u64) -> String {
-    let whole = Duration::from_secs(millis / 1000);
-    let text = humantime::format_duration(whole).to_string();
-    let units: Vec<&str> = text.split(' ').take(2).collect();
-    format!("{} ago", units.join(" "))
-}
-
-/// Without what could steer a terminal.
-fn plain(text: &str) -> String {
-    text.replace(char::is_control, "?")
-}
-
-fn read<T: for<'a> Deserialize<'a>>(answer: &Value) -> Result<T, Failure> {
-    T::deserialize(answer).map_err(|error| {
-        Failure::NoAnswer(format!(
-            "the gateway answers in a form that this version can't read: {error}"
-        ))
-    })
 }

@@ -8,20 +8,25 @@ use futures_util::{StreamExt, stream};
 use http::{HeaderValue, Request, response};
 use http_body::Frame;
 use http_body_util::{BodyExt, BodyStream, StreamBody};
+use serde_json::Value;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::super::accept;
 use super::super::answer::{Answer, Status};
-use super::super::exchange::{self, Exchange};
-use super::super::upstream::{SendError, SendErrorKind, SendProgress, Sent};
+use super::super::forward;
 use super::super::{Body, full};
 use super::{Guard, Guarded, Reply};
 use crate::domain::message::{IDEMPOTENCY_KEY, Recorded};
-use crate::domain::policy::{ForwardKey, KeySource, Policy};
+use crate::domain::policy::{ForwardKey, Policy};
+use crate::domain::run::FollowUp;
+use crate::ids;
 use crate::problem::{Kind, Problem, RETRY_AFTER};
 use crate::routing::permit::Permit;
 use crate::routing::settle::{Outcome, Settled};
 use crate::telemetry::{Chain, metric};
+use crate::upstream::exchange::{self, Exchange};
+use crate::upstream::{SendError, SendErrorKind, SendProgress, Sent};
 
 /// What a client is told when its request was sent and no whole answer came back.
 const UNKNOWN_DETAIL: &str = "The request was sent and no whole answer came back: the service may \
@@ -109,12 +114,12 @@ impl Guard {
 
     async fn settle(&self, permit: Permit, conclusion: Conclusion, guarded: &Guarded) -> Answer {
         let settled = self.0.gate.settle(permit, conclusion.outcome).await;
-        let lease = guarded.ask.policy.lease;
         match (settled, conclusion.answer) {
             (Settled::Superseded(decided), Draft::Upstream(..)) => {
-                Answer::replayed(&decided, true, &guarded.asker).await
+                let (committed, asker) = (decided.committed, &guarded.asker);
+                Answer::told(committed, &decided.recorded, Status::Waited, asker).await
             }
-            (Settled::Refused(denial), Draft::Upstream(..)) => Answer::denied(denial, lease),
+            (Settled::Refused(denial), Draft::Upstream(..)) => guarded.denied(denial),
             (settled, Draft::Upstream(parts, body)) => {
                 let (status, committed) = match settled {
                     Settled::Committed(decided) => (Status::Executed, Some(decided.committed)),
@@ -128,7 +133,7 @@ impl Guard {
     }
 
     /// The request as the upstream gets it.
-    fn outgoing(&self, permit: &Permit, guarded: &Guarded) -> Request<Bytes> {
+    pub(super) fn outgoing(&self, permit: &Permit, guarded: &Guarded) -> Request<Bytes> {
         let policy = &guarded.ask.policy;
         let head = guarded.parts.clone();
         let authority = guarded.authority.as_ref();
@@ -143,7 +148,7 @@ impl Guard {
                 let id = secrets.forward_key(permit.key(), permit.generation_id());
                 headers.insert(IDEMPOTENCY_KEY, uuid_value(id));
             }
-            ForwardKey::Verbatim if policy.key_source == KeySource::Header(IDEMPOTENCY_KEY) => {}
+            ForwardKey::Verbatim if guarded.sent_as_is(&IDEMPOTENCY_KEY) => {}
             ForwardKey::Verbatim => {
                 if let Ok(value) = HeaderValue::from_str(permit.key().key.as_str()) {
                     headers.insert(IDEMPOTENCY_KEY, value);
@@ -196,14 +201,16 @@ fn conclude(guarded: &Guarded, exchange: Exchange) -> Conclusion {
                 answer: Draft::Problem(problem, Status::Unknown),
             }
         }
-        Exchange::Whole(parts, bytes) => {
+        Exchange::Whole(mut parts, bytes) => {
+            forward::response(&mut parts);
             let outcome = outcome(guarded, &parts, Some(&bytes));
             Conclusion {
                 outcome,
                 answer: Draft::Upstream(Box::new(parts), full(bytes)),
             }
         }
-        Exchange::Unkept(parts, begun, rest) => {
+        Exchange::Unkept(mut parts, begun, rest) => {
+            forward::response(&mut parts);
             let outcome = outcome(guarded, &parts, None);
             Conclusion {
                 outcome,
@@ -219,13 +226,34 @@ fn outcome(guarded: &Guarded, parts: &response::Parts, body: Option<&Bytes>) -> 
     if policy.releases(status) {
         return Outcome::Released;
     }
-    Outcome::Answered(Recorded::new(
-        status,
-        &parts.headers,
-        body.cloned(),
-        guarded.asker.origin(),
-        policy.store_set_cookie,
-    ))
+    Outcome::Answered {
+        decision_id: ids::decision_id(),
+        recorded: Recorded::new(
+            status,
+            &parts.headers,
+            body.cloned(),
+            guarded.asker.origin(),
+            policy.store_set_cookie,
+        ),
+        follow_up: parts
+            .status
+            .is_success()
+            .then(|| follow_up(guarded))
+            .flatten(),
+    }
+}
+
+/// What the route says is to be done after a 2xx.
+fn follow_up(guarded: &Guarded) -> Option<Box<FollowUp>> {
+    let workflow = guarded.ask.policy.follow_up.clone()?;
+    let seen = accept::request_seen(&guarded.parts, guarded.body.bytes());
+    Some(Box::new(FollowUp {
+        workflow,
+        request: Some(seen),
+        input: Value::Null,
+        first_key: None,
+        holds_record: false,
+    }))
 }
 
 /// What was read already, then the rest as it comes.

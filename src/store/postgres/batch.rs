@@ -15,13 +15,17 @@ pub(super) fn rounds<'a, T>(
     items: &'a [T],
     identity: impl Fn(&'a T) -> (&'a RecordKey, AttemptToken),
 ) -> Vec<Vec<usize>> {
-    let identity = |index: usize| {
+    in_rounds(items.len(), |index| {
         let (key, token) = identity(&items[index]);
         (key, token.0)
-    };
-    let mut order: Vec<usize> = (0..items.len()).collect();
+    })
+}
+
+/// The same for items with another identity, by their indices.
+pub(super) fn in_rounds<K: Ord>(count: usize, identity: impl Fn(usize) -> K) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..count).collect();
     // Stable: repeats stay in the order of the batch.
-    order.sort_by(|a, b| identity(*a).cmp(&identity(*b)));
+    order.sort_by_key(|index| identity(*index));
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut round = 0;
     for (place, index) in order.iter().enumerate() {
@@ -62,6 +66,15 @@ pub(super) fn in_doubt(error: StoreError) -> StoreError {
         StoreError::Unavailable(error) | StoreError::Refused(error) => StoreError::Ambiguous(error),
         StoreError::Closed => StoreError::Ambiguous(sqlx::Error::PoolClosed),
         doubtful => doubtful,
+    }
+}
+
+/// From the second statement of a batch on, the first has happened.
+pub(super) fn doubt_after(nth_round: usize) -> fn(StoreError) -> StoreError {
+    if nth_round > 0 {
+        in_doubt
+    } else {
+        |error| error
     }
 }
 

@@ -6,7 +6,8 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::batch::bind_key;
-use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now};
+use super::complete::{HAPPENED_WITH_RUN, bind_starts};
+use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
@@ -72,6 +73,8 @@ const PURGE_ONE: &str = concat!(
         delete from eec_routing_idempotency r \
         where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
             and r.status in ('completed', 'failed_before_commit') \
+            and not exists (select 1 from eec_run h where h.tenant_scope = r.tenant_scope \
+                and h.run_id = r.decision_id and h.holds_record and h.ended_at is null) \
         returning r.tenant_scope, r.pool_id, r.idempotency_key, r.decision_id \
     ), gone as ( \
         delete from eec_routing_decision d using done \
@@ -130,6 +133,11 @@ impl Runner {
         let done = match verdict {
             // Another record's answer.
             Verdict::Happened(completion) if completion.key != *key => false,
+            Verdict::Happened(completion) if completion.run.is_some() => {
+                let one = || std::iter::once(&**completion);
+                let decide = || bind_starts(fixed(HAPPENED_WITH_RUN), &one());
+                self.act(|| act.note(decide(), verdict.word())).await?
+            }
             Verdict::Happened(completion) => {
                 self.act(|| bind_answer(act.bind(HAPPENED, verdict.word()), completion))
                     .await?
@@ -191,7 +199,12 @@ impl<'a> Act<'a> {
     }
 
     fn bind(&self, sql: &'static str, action: &'static str) -> Statement {
-        bind_key(fixed(sql), self.key)
+        self.note(bind_key(fixed(sql), self.key), action)
+    }
+
+    /// Binds the line in the audit log, as the next four parameters.
+    fn note(&self, statement: Statement, action: &'static str) -> Statement {
+        statement
             .bind(self.id)
             .bind(to_text(&self.audit.operator))
             .bind(action)

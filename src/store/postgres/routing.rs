@@ -9,27 +9,16 @@ use std::collections::HashSet;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::batch::{ANY_TOKEN, bind_key, bind_keys, in_doubt, rounds};
-use super::row::{decision, get, record, record_columns, to_ms, to_text, us_from_now};
+use super::batch::{ANY_TOKEN, bind_key, bind_keys, doubt_after, in_doubt, rounds};
+use super::remembered::{RECLAIM, RECLAIM_REMEMBERED, RESERVE, RESERVE_REMEMBERED};
+use super::row::{decision, get, record, record_columns, to_ms, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
-    AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, GenerationId, GiveUp,
-    Heartbeat, Record, Release, Released, Reserved, State, StoredDecision,
+    AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,
+    Released, Reserved, State, StoredDecision,
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::store::StoreError;
-
-const RESERVE: &str = "\
-    insert into eec_routing_idempotency (tenant_scope, pool_id, idempotency_key, attempt_token, \
-        generation_id, fingerprint, fingerprint_version, lease_ms, valid_for_ms, \
-        tombstone_for_ms, on_unknown, lease_expires_at) \
-    select b.*, now() + b.lease_ms * interval '1 ms' \
-    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::bytea[], \
-        $7::int[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[]) \
-        as b(tenant_scope, pool_id, idempotency_key, attempt_token, generation_id, fingerprint, \
-        fingerprint_version, lease_ms, valid_for_ms, tombstone_for_ms, on_unknown) \
-    on conflict (tenant_scope, pool_id, idempotency_key) do nothing \
-    returning attempt_token";
 
 const LOOK_UP: &str = concat!(
     "select b.n, ",
@@ -39,21 +28,6 @@ const LOOK_UP: &str = concat!(
     join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
         and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key"
 );
-
-const RECLAIM: &str = "\
-    update eec_routing_idempotency r \
-    set status = 'pending', attempt_token = $5, \
-        generation = r.generation + (r.status = 'completed')::int, \
-        generation_id = case when r.status = 'completed' then $6 else r.generation_id end, \
-        maybe_sent = r.maybe_sent and r.status <> 'completed', awaited = false, \
-        fingerprint = $7, fingerprint_version = $8, lease_ms = $9, valid_for_ms = $10, \
-        tombstone_for_ms = $11, on_unknown = $12, decision_id = null, valid_until = null, \
-        lease_expires_at = now() + $9::bigint * interval '1 ms', reserved_at = now() \
-    where r.tenant_scope = $1 and r.pool_id = $2 and r.idempotency_key = $3 \
-        and r.attempt_token = $4 \
-        and (r.status = 'failed_before_commit' or (r.status = 'completed' \
-            and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now())) \
-    returning r.generation, r.generation_id";
 
 const RECLAIMED_BEFORE: &str = "\
     select generation, generation_id from eec_routing_idempotency \
@@ -69,40 +43,6 @@ const HEARTBEAT: &str = "\
         and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token \
         and r.status = 'pending' \
     returning b.n";
-
-/// The guarded update feeds the decision's insert: a row that it did not return gets no decision.
-const COMPLETE: &str = "\
-    with done as ( \
-        update eec_routing_idempotency r \
-        set status = 'completed', decision_id = b.decision_id, \
-            valid_until = now() + r.valid_for_ms * interval '1 ms' \
-        from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::uuid[], $6::text[], \
-            $7::smallint[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bytea[]) with ordinality \
-            as b(tenant_scope, pool_id, idempotency_key, attempt_token, decision_id, decided_by, \
-            answer_status, answer_headers, cors_origin, cors_headers, answer_body, n) \
-        where r.tenant_scope = b.tenant_scope and r.pool_id = b.pool_id \
-            and r.idempotency_key = b.idempotency_key and r.attempt_token = b.attempt_token \
-            and r.status in ('pending', 'outcome_unknown', 'failed_before_commit') \
-        returning r.generation_id, r.valid_until, r.awaited, b.* \
-    ), kept as ( \
-        insert into eec_routing_decision (tenant_scope, decision_id, pool_id, idempotency_key, \
-            generation_id, decided_by, created_at, valid_until, answer_status, answer_headers, \
-            cors_origin, cors_headers, answer_body) \
-        select tenant_scope, decision_id, pool_id, idempotency_key, generation_id, decided_by, \
-            now(), valid_until, answer_status, answer_headers, cors_origin, cors_headers, \
-            answer_body from done \
-    ) \
-    select n, now() as created_at, valid_until, awaited from done";
-
-const COMPLETED_BEFORE: &str = "\
-    select b.n, d.created_at, d.valid_until, r.awaited \
-    from unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) with ordinality \
-        as b(tenant_scope, pool_id, idempotency_key, decision_id, n) \
-    join eec_routing_idempotency r on r.tenant_scope = b.tenant_scope \
-        and r.pool_id = b.pool_id and r.idempotency_key = b.idempotency_key \
-        and r.status = 'completed' and r.decision_id = b.decision_id \
-    join eec_routing_decision d on d.tenant_scope = b.tenant_scope \
-        and d.decision_id = b.decision_id";
 
 const RELEASE: &str = "\
     update eec_routing_idempotency r \
@@ -134,8 +74,14 @@ const MARK_AWAITED: &str = "\
 const DECISION: &str = concat!(
     "select created_at, valid_until, decided_by, answer_status, answer_headers, cors_origin, \
         cors_headers, answer_body, ",
-    us_from_now!("valid_until"),
-    " as valid_us from eec_routing_decision where tenant_scope = $1 and decision_id = $2"
+    valid_us!(
+        "d.valid_until <= now()",
+        "d.valid_until",
+        "d.tenant_scope",
+        "d.decision_id",
+        "(d.valid_until - d.created_at)"
+    ),
+    " as valid_us from eec_routing_decision d where tenant_scope = $1 and decision_id = $2"
 );
 
 impl Runner {
@@ -145,9 +91,7 @@ impl Runner {
         let Some(first) = rounds.first() else {
             return Ok(Vec::new());
         };
-        let inserted = self
-            .rows(Repeat::Safe, || bind_claims(fixed(RESERVE), claims, first))
-            .await?;
+        let inserted = self.rows(Repeat::Safe, || reserving(claims, first)).await?;
         let mut won = HashSet::new();
         for row in &inserted {
             won.insert(get::<Uuid>(row, "attempt_token")?);
@@ -200,7 +144,8 @@ impl Runner {
         seen: AttemptToken,
     ) -> Result<Option<Claimed>, StoreError> {
         let rows = self.rows(Repeat::Safe, || {
-            bind_key(fixed(RECLAIM), &claim.key)
+            let sql = claim.request_id.map_or(RECLAIM, |_| RECLAIM_REMEMBERED);
+            let statement = bind_key(fixed(sql), &claim.key)
                 .bind(seen.0)
                 .bind(claim.token.0)
                 .bind(claim.generation_id.0)
@@ -213,7 +158,11 @@ impl Runner {
                 .bind(to_ms(claim.terms.lease))
                 .bind(to_ms(claim.terms.valid_for))
                 .bind(to_ms(claim.terms.tombstone_for))
-                .bind(claim.terms.on_unknown.word())
+                .bind(claim.terms.on_unknown.word());
+            match claim.request_id {
+                Some(id) => statement.bind(id),
+                None => statement,
+            }
         });
         let mut rows = rows.await?;
         if rows.is_empty() {
@@ -246,44 +195,6 @@ impl Runner {
             }
         }
         Ok(held)
-    }
-
-    pub(super) async fn complete(
-        &self,
-        completions: &[Completion],
-    ) -> Result<Vec<Option<Committed>>, StoreError> {
-        let mut committed = vec![None; completions.len()];
-        let rounds = rounds(completions, |completion| {
-            (&completion.key, completion.token)
-        });
-        let Some(first) = rounds.first() else {
-            return Ok(committed);
-        };
-        let rows = self.rows(Repeat::Safe, || {
-            bind_completions(fixed(COMPLETE), completions, first)
-        });
-        for row in &rows.await? {
-            let index = first[nth(row)?];
-            committed[index] = Some(to_committed(row, completions[index].decision_id)?);
-        }
-        let missed: Vec<usize> = rounds
-            .concat()
-            .into_iter()
-            .filter(|index| committed[*index].is_none())
-            .collect();
-        if missed.is_empty() {
-            return Ok(committed);
-        }
-        let missed_ones = || missed.iter().map(|index| &completions[*index]);
-        let rows = self.rows(Repeat::Safe, || {
-            let ids: Vec<Uuid> = missed_ones().map(|missed| missed.decision_id.0).collect();
-            bind_keys(fixed(COMPLETED_BEFORE), &missed_ones().map(|m| &m.key)).bind(ids)
-        });
-        for row in &rows.await.map_err(in_doubt)? {
-            let index = missed[nth(row)?];
-            committed[index] = Some(to_committed(row, completions[index].decision_id)?);
-        }
-        Ok(committed)
     }
 
     pub(super) async fn release(
@@ -348,12 +259,13 @@ fn lost_to(claim: &Claim, found: Option<Record>) -> Reserved {
     }
 }
 
-/// From the second round on, the first has happened.
-fn doubt_after(nth_round: usize) -> fn(StoreError) -> StoreError {
-    if nth_round > 0 {
-        in_doubt
+/// Only claims that are to be remembered pay for that.
+fn reserving(claims: &[Claim], round: &[usize]) -> Statement {
+    let ids = round.iter().map(|index| claims[*index].request_id);
+    if ids.clone().any(|id| id.is_some()) {
+        bind_claims(fixed(RESERVE_REMEMBERED), claims, round).bind(ids.collect::<Vec<_>>())
     } else {
-        |error| error
+        bind_claims(fixed(RESERVE), claims, round)
     }
 }
 
@@ -388,40 +300,6 @@ fn bind_claims(statement: Statement, claims: &[Claim], round: &[usize]) -> State
                 .map(|terms| terms.on_unknown.word())
                 .collect::<Vec<_>>(),
         )
-}
-
-fn bind_completions(
-    statement: Statement,
-    completions: &[Completion],
-    round: &[usize],
-) -> Statement {
-    let completions = || round.iter().map(|index| &completions[*index]);
-    let recorded = || completions().map(|completion| &completion.recorded);
-    let cors = || recorded().map(|recorded| recorded.cors.as_ref());
-    // An answer's status is below 600.
-    let status = |status: u16| i16::try_from(status).unwrap_or_default();
-    let origins: Vec<Option<&[u8]>> = cors()
-        .map(|cors| cors.map(|cors| &cors.origin[..]))
-        .collect();
-    let allowed: Vec<Option<&[u8]>> = cors()
-        .map(|cors| cors.map(|cors| cors.headers.as_bytes()))
-        .collect();
-    let bodies: Vec<Option<&[u8]>> = recorded()
-        .map(|recorded| recorded.body.as_deref())
-        .collect();
-    bind_keys(statement, &completions().map(|completion| &completion.key))
-        .bind(completions().map(|c| c.token.0).collect::<Vec<_>>())
-        .bind(completions().map(|c| c.decision_id.0).collect::<Vec<_>>())
-        .bind(
-            completions()
-                .map(|c| to_text(&c.decided_by))
-                .collect::<Vec<_>>(),
-        )
-        .bind(recorded().map(|r| status(r.status)).collect::<Vec<_>>())
-        .bind(recorded().map(|r| r.headers.as_bytes()).collect::<Vec<_>>())
-        .bind(origins)
-        .bind(allowed)
-        .bind(bodies)
 }
 
 fn bind_releases(statement: Statement, releases: &[Release], round: &[usize]) -> Statement {
@@ -460,17 +338,8 @@ fn note_released(
     Ok(())
 }
 
-fn to_committed(row: &PgRow, decision_id: DecisionId) -> Result<Committed, StoreError> {
-    Ok(Committed {
-        decision_id,
-        created_at: get(row, "created_at")?,
-        valid_until: get(row, "valid_until")?,
-        awaited: get(row, "awaited")?,
-    })
-}
-
 /// Which of the arrays' elements a row belongs to. They are counted from 1.
-fn nth(row: &PgRow) -> Result<usize, StoreError> {
+pub(super) fn nth(row: &PgRow) -> Result<usize, StoreError> {
     let n: i64 = get(row, "n")?;
     Ok(usize::try_from(n - 1).unwrap_or_default())
 }

@@ -40,6 +40,43 @@ macro_rules! us_from_now {
     };
 }
 
+/// A run `h` that holds its record: not final, or so for less than the record's validity. It is
+/// found by the decision's id.
+macro_rules! holds {
+    ($tenant:literal, $decision_id:literal, $valid_for:literal) => {
+        concat!(
+            "from eec_run h where h.tenant_scope = ",
+            $tenant,
+            " and h.run_id = ",
+            $decision_id,
+            " and h.holds_record and (h.ended_at is null or h.ended_at + ",
+            $valid_for,
+            " > now())"
+        )
+    };
+}
+
+/// For how many microseconds a record or decision is valid whose `$valid_until` is over, if a run
+/// holds it: until the hold ends, and for a second at a time while nobody knows when that is.
+/// Nothing is looked for while it is valid by itself.
+macro_rules! valid_us {
+    ($is_over:literal, $valid_until:literal, $tenant:literal, $decision_id:literal, $for:literal) => {
+        concat!(
+            "case when ",
+            $is_over,
+            " then coalesce((select coalesce((extract(epoch from h.ended_at + ",
+            $for,
+            " - now()) * 1000000)::bigint, 1000000) ",
+            $crate::store::postgres::row::holds!($tenant, $decision_id, $for),
+            "), ",
+            us_from_now!($valid_until),
+            ") else ",
+            us_from_now!($valid_until),
+            " end"
+        )
+    };
+}
+
 /// The columns of a record `r` that [`record`] reads.
 macro_rules! record_columns {
     () => {
@@ -51,13 +88,19 @@ macro_rules! record_columns {
             " as reserved_us, ",
             us_from_now!("r.lease_expires_at"),
             " as lease_us, ",
-            us_from_now!("r.valid_until"),
+            valid_us!(
+                "r.status = 'completed' and r.valid_until <= now()",
+                "r.valid_until",
+                "r.tenant_scope",
+                "r.decision_id",
+                "r.valid_for_ms * interval '1 ms'"
+            ),
             " as valid_us"
         )
     };
 }
 
-pub(super) use {record_columns, us_from_now};
+pub(super) use {holds, record_columns, us_from_now, valid_us};
 
 /// A duration as milliseconds for a parameter.
 pub(super) fn to_ms(duration: Duration) -> i64 {
@@ -226,11 +269,11 @@ fn bad_decision(column: &'static str, what: &str) -> StoreError {
     }
 }
 
-fn from_ms(ms: i64) -> Duration {
+pub(super) fn from_ms(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 /// Zero for what is past.
-fn from_us(us: i64) -> Duration {
+pub(super) fn from_us(us: i64) -> Duration {
     Duration::from_micros(u64::try_from(us).unwrap_or(0))
 }

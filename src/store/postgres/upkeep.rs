@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::batch::{bind_key, bind_keys};
-use super::row::{get, record_key, us_from_now};
+use super::row::{get, holds, record_key, us_from_now};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;
@@ -99,18 +99,31 @@ const PAGE: &str = "\
     ) \
     select * from about left join due on true";
 
-const EXPIRED_DECISIONS: &str = "\
-    select tenant_scope, decision_id from eec_routing_decision \
-    where valid_until <= now() order by valid_until limit $1";
+/// `held`: its run keeps it for longer.
+const EXPIRED_DECISIONS: &str = concat!(
+    "select d.tenant_scope, d.decision_id, d.valid_until, exists (select 1 ",
+    holds!(
+        "d.tenant_scope",
+        "d.decision_id",
+        "(d.valid_until - d.created_at)"
+    ),
+    ") as held from eec_routing_decision d \
+    where d.valid_until > $1 and d.valid_until <= now() order by d.valid_until limit $2"
+);
 
 /// A decision takes its record with it, unless that is kept for longer or lives another life.
-const PURGE_DECISIONS: &str = "\
-    with gone as ( \
+const PURGE_DECISIONS: &str = concat!(
+    "with gone as ( \
         delete from eec_routing_decision d \
         using unnest($1::text[], $2::uuid[]) as b(tenant_scope, decision_id) \
         where d.tenant_scope = b.tenant_scope and d.decision_id = b.decision_id \
-            and d.valid_until <= now() \
-        returning d.tenant_scope, d.pool_id, d.idempotency_key, d.decision_id \
+            and d.valid_until <= now() and not exists (select 1 ",
+    holds!(
+        "d.tenant_scope",
+        "d.decision_id",
+        "(d.valid_until - d.created_at)"
+    ),
+    ") returning d.tenant_scope, d.pool_id, d.idempotency_key, d.decision_id \
     ), records as ( \
         delete from eec_routing_idempotency r using gone \
         where r.tenant_scope = gone.tenant_scope and r.pool_id = gone.pool_id \
@@ -119,13 +132,23 @@ const PURGE_DECISIONS: &str = "\
             and r.valid_until + r.tombstone_for_ms * interval '1 ms' <= now() \
         returning 1 \
     ) \
-    select (select count(*) from gone) as decisions, (select count(*) from records) as records";
+    select (select count(*) from gone) as decisions, (select count(*) from records) as records"
+);
 
 /// What a record is past when retention may take it.
 macro_rules! purgeable {
     () => {
-        "r.status in ('completed', 'failed_before_commit') and r.purge_from <= now() \
-         and r.purge_from + r.tombstone_for_ms * interval '1 ms' <= now()"
+        concat!(
+            "r.status in ('completed', 'failed_before_commit') and r.purge_from <= now() \
+             and r.purge_from + r.tombstone_for_ms * interval '1 ms' <= now() \
+             and not exists (select 1 ",
+            holds!(
+                "r.tenant_scope",
+                "r.decision_id",
+                "r.valid_for_ms * interval '1 ms'"
+            ),
+            ")"
+        )
     };
 }
 
@@ -265,8 +288,14 @@ impl Runner {
         Ok(())
     }
 
-    pub(super) async fn purge(&self, limit: u32) -> Result<Purged, StoreError> {
-        let mut purged = self.purge_decisions(limit).await?;
+    /// `at`: where the last purge stopped among the decisions; what their runs hold is passed over,
+    /// so that it never has to be read again and again.
+    pub(super) async fn purge(
+        &self,
+        at: &mut OffsetDateTime,
+        limit: u32,
+    ) -> Result<Purged, StoreError> {
+        let mut purged = self.purge_decisions(at, limit).await?;
         let left = i64::from(limit) - i64::try_from(purged.records).unwrap_or_default();
         let found = self
             .rows(Repeat::Safe, || fixed(EXPIRED_RECORDS).bind(left.max(0)))
@@ -285,17 +314,15 @@ impl Runner {
         Ok(purged)
     }
 
-    async fn purge_decisions(&self, limit: u32) -> Result<Purged, StoreError> {
-        let found = self
-            .rows(Repeat::Safe, || {
-                fixed(EXPIRED_DECISIONS).bind(i64::from(limit))
-            })
-            .await?;
-        if found.is_empty() {
+    async fn purge_decisions(
+        &self,
+        at: &mut OffsetDateTime,
+        limit: u32,
+    ) -> Result<Purged, StoreError> {
+        let (tenants, ids) = self.expired_decisions(at, limit).await?;
+        if ids.is_empty() {
             return Ok(Purged::default());
         }
-        let tenants = column::<&str>(&found, "tenant_scope")?;
-        let ids = column::<Uuid>(&found, "decision_id")?;
         let rows = self.rows(Repeat::Safe, || {
             fixed(PURGE_DECISIONS).bind(&tenants[..]).bind(&ids[..])
         });
@@ -305,6 +332,41 @@ impl Runner {
             purged.records += get::<i64>(row, "records")?.unsigned_abs();
         }
         Ok(purged)
+    }
+
+    /// Decisions that nothing keeps, from where the last search stopped; at the end the next one
+    /// starts from the beginning.
+    async fn expired_decisions(
+        &self,
+        at: &mut OffsetDateTime,
+        limit: u32,
+    ) -> Result<(Vec<String>, Vec<Uuid>), StoreError> {
+        let limit = i64::from(limit);
+        let mut expired = (Vec::new(), Vec::new());
+        let mut left = limit;
+        for _ in 0..PAGES_MAX {
+            let from = *at;
+            let page = self.rows(Repeat::Safe, || {
+                fixed(EXPIRED_DECISIONS).bind(from).bind(limit)
+            });
+            let page = page.await?;
+            for row in &page {
+                if left == 0 {
+                    return Ok(expired);
+                }
+                *at = get(row, "valid_until")?;
+                if !get::<bool>(row, "held")? {
+                    expired.0.push(get(row, "tenant_scope")?);
+                    expired.1.push(get(row, "decision_id")?);
+                    left -= 1;
+                }
+            }
+            if (page.len() as u64) < limit.unsigned_abs() {
+                *at = OffsetDateTime::UNIX_EPOCH;
+                break;
+            }
+        }
+        Ok(expired)
     }
 
     pub(super) async fn census(&self, floor: OffsetDateTime) -> Result<Census, StoreError> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -53,6 +53,8 @@ pub(super) struct Wakeups {
     filled: Notify,
     /// Whether there is a task that empties the outbox.
     on: bool,
+    /// Whether that task's connection listens now.
+    listening: watch::Sender<bool>,
 }
 
 /// What is to be sent.
@@ -77,12 +79,21 @@ impl Wakeups {
             outbox: Mutex::default(),
             filled: Notify::new(),
             on,
+            listening: watch::Sender::new(false),
         })
     }
 
     /// Whether hints are exchanged at all.
     pub(super) fn on(&self) -> bool {
         self.on
+    }
+
+    /// Whether a connection listens, now or within this time.
+    pub(super) async fn listens_within(&self, time: Duration) -> bool {
+        let mut listening = self.listening.subscribe();
+        timeout(time, listening.wait_for(|listening| *listening))
+            .await
+            .is_ok()
     }
 
     pub(super) fn subscribe(&self) -> broadcast::Receiver<Wakeup> {
@@ -111,6 +122,7 @@ impl Wakeups {
                 Ok(mut ear) => {
                     pause = PAUSE_FIRST;
                     interrupted = false;
+                    self.listening.send_replace(true);
                     // From here on nothing is missed; what was before may have been.
                     self.arrive(Wakeup::Everything);
                     match self.serve(&mut ear, &stop).await {
@@ -120,6 +132,7 @@ impl Wakeups {
                 }
                 Err(error) => error,
             };
+            self.listening.send_replace(false);
             if !interrupted {
                 interrupted = true;
                 tracing::warn!(%error, "hints from other gateways are interrupted; polling goes on");

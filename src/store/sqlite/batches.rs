@@ -15,7 +15,9 @@ use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use super::failure::{self, Stage};
-use super::rows::{self, Cells, DECISIONS, RECORDS, record_columns};
+use super::remembered;
+use super::rows::{self, Cells, DECISIONS, RECORDS, held_until, record_columns};
+use super::runs::parts;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Heartbeat, Record, Reserved,
     State,
@@ -75,7 +77,22 @@ const DECIDE: &str = "\
          created_at, valid_until, answer_status, answer_headers, cors_origin, cors_headers, \
          answer_body) ";
 
-const LOOK_UP: &str = concat!("select ", record_columns!(), " from (");
+const LOOK_UP: &str = concat!(
+    "select ",
+    record_columns!(),
+    ", ",
+    held_until!(
+        "r.status = 'completed' and r.valid_until <= n.ms",
+        "n.ms",
+        "r.tenant_scope",
+        "r.decision_id",
+        "r.valid_for_ms"
+    ),
+    " as held_until from (select "
+);
+
+/// Follows the present, which is bound once.
+const OF_KEYS: &str = " as ms) n cross join (";
 
 /// The keys first, each of which leads to its row.
 const BY_KEY: &str = "\
@@ -94,7 +111,7 @@ pub fn statements() -> impl Iterator<Item = String> {
         of(INSERT, 14, [ON_CONFLICT, "nothing", ""]),
         of(HEARTBEAT, 5, [EXISTING, ON_CONFLICT, EXTEND]),
         of(COMPLETE, 6, [EXISTING, ON_CONFLICT, COMMIT]),
-        of(LOOK_UP, 3, [BY_KEY, "", ""]),
+        of(&format!("{LOOK_UP}?{OF_KEYS}"), 3, [BY_KEY, "", ""]),
         COMPLETED.to_owned(),
     ]
     .into_iter()
@@ -117,23 +134,31 @@ pub async fn reserve(
         let inserted = inserted.execute(&mut *connection).await;
         let inserted = failure::sort(inserted, Stage::Before)?.rows_affected();
         if usize::try_from(inserted) == Ok(claims.len()) {
-            reserved.extend(claims.iter().map(|claim| {
-                Reserved::Won(Claimed {
+            for claim in claims {
+                let claimed = Claimed {
                     generation: 1,
                     generation_id: claim.generation_id,
-                })
-            }));
+                };
+                remembered::keep(connection, now_ms, claim, claimed).await?;
+                reserved.push(Reserved::Won(claimed));
+            }
             continue;
         }
         let keys = claims.iter().map(|claim| &claim.key);
         let found = find(connection, now_ms, keys).await?;
-        reserved.extend(claims.iter().map(|claim| {
-            match found.get(&claim.key) {
-                None => Reserved::Vanished,
-                Some(record) => owned(record, claim.token)
-                    .map_or_else(|| Reserved::Lost(Box::new(record.clone())), Reserved::Won),
+        for claim in claims {
+            let Some(record) = found.get(&claim.key) else {
+                reserved.push(Reserved::Vanished);
+                continue;
+            };
+            if let Some(claimed) = owned(record, claim.token) {
+                // Told again it is remembered already, and stays so.
+                remembered::keep(connection, now_ms, claim, claimed).await?;
+                reserved.push(Reserved::Won(claimed));
+            } else {
+                reserved.push(Reserved::Lost(Box::new(record.clone())));
             }
-        }));
+        }
     }
     Ok(reserved)
 }
@@ -192,6 +217,9 @@ pub async fn complete(
             }
         }
         decide(connection, now_ms, &decided).await?;
+        let decided = decided.iter().map(|(completion, _)| *completion);
+        let starting: Vec<&Completion> = decided.filter(|done| done.run.is_some()).collect();
+        parts::begin(connection, now_ms, &starting).await?;
     }
     Ok(committed)
 }
@@ -314,7 +342,9 @@ async fn find(
     keys: impl ExactSizeIterator<Item = &RecordKey>,
 ) -> Result<HashMap<RecordKey, Record>, StoreError> {
     let one = keys.len() == 1;
-    let mut select = of_rows(LOOK_UP, keys, of_key);
+    let mut select = QueryBuilder::new(LOOK_UP);
+    select.push_bind(now_ms).push(OF_KEYS);
+    select.push_values(keys, |mut row, key| of_key(&mut row, key));
     select.push(BY_KEY);
     let rows = select.build().persistent(one).fetch_all(connection).await;
     let rows = failure::sort(rows, Stage::Before)?;

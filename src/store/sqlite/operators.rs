@@ -8,7 +8,7 @@ use sqlx::{QueryBuilder, SqliteConnection};
 use super::batches;
 use super::failure::{self, Stage};
 use super::records::{self, of_key};
-use super::rows::{self, Cells, DECISIONS, record_columns};
+use super::rows::{self, Cells, DECISIONS, held_until, record_columns};
 use crate::domain::record::{Completion, DecisionId, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
 use crate::ids;
@@ -17,10 +17,25 @@ use crate::store::{Audit, PURGED, Resolved, Search, StoreError, Verdict};
 const FIND: &str = concat!(
     "select ",
     record_columns!(),
-    ", d.answer_status from eec_routing_idempotency r \
-       left join eec_routing_decision d \
-         on d.tenant_scope = r.tenant_scope and d.decision_id = r.decision_id where true"
+    ", d.answer_status, ",
+    held_until!(
+        "r.status = 'completed' and r.valid_until <= n.ms",
+        "n.ms",
+        "r.tenant_scope",
+        "r.decision_id",
+        "r.valid_for_ms"
+    ),
+    " as held_until from (select "
 );
+
+const IN_RECORDS: &str = " as ms) n cross join eec_routing_idempotency r \
+       left join eec_routing_decision d \
+         on d.tenant_scope = r.tenant_scope and d.decision_id = r.decision_id where true";
+
+const IS_HELD: &str = "\
+    select exists (select 1 from eec_run \
+                   where tenant_scope = ?1 and run_id = ?2 and holds_record \
+                     and ended_at is null)";
 
 const NEVER_HAPPENED: &str = "\
     update eec_routing_idempotency \
@@ -47,6 +62,7 @@ pub async fn find(
     search: &Search,
 ) -> Result<Vec<Found>, StoreError> {
     let mut query = QueryBuilder::new(FIND);
+    query.push_bind(now_ms).push(IN_RECORDS);
     if let Some(tenant) = &search.tenant {
         // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
         query.push(" and r.tenant_scope >= ").push_bind(tenant);
@@ -151,6 +167,9 @@ pub async fn purge_one(
     match record.state {
         State::Pending(_) | State::OutcomeUnknown => return Ok(Resolved::WrongState),
         State::FailedBeforeCommit { .. } => {}
+        State::Completed(id, _) if is_held(connection, key, id).await? => {
+            return Ok(Resolved::WrongState);
+        }
         State::Completed(id, _) => delete_decision(connection, key, id).await?,
     }
     let deleted = of_key(DELETE_RECORD, key).execute(&mut *connection).await;
@@ -161,6 +180,20 @@ pub async fn purge_one(
 
 fn is_sent_again(record: &Record, completion: &Completion) -> bool {
     matches!(record.state, State::Completed(id, _) if id == completion.decision_id)
+}
+
+/// Whether the decision's run goes on and holds its record.
+async fn is_held(
+    connection: &mut SqliteConnection,
+    key: &RecordKey,
+    id: DecisionId,
+) -> Result<bool, StoreError> {
+    let held = sqlx::query_scalar(IS_HELD)
+        .bind(key.tenant.as_str())
+        .bind(id.0)
+        .fetch_one(connection)
+        .await;
+    failure::sort(held, Stage::Before)
 }
 
 async fn delete_decision(

@@ -6,7 +6,8 @@ use sqlx::SqliteConnection;
 
 use super::batches;
 use super::failure::{self, Stage};
-use super::rows::{self, Cells, RECORDS};
+use super::remembered;
+use super::rows::{self, Cells, RECORDS, held_until, not_held};
 use crate::domain::fingerprint::Fingerprint;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Record, Release, Released,
@@ -17,8 +18,8 @@ use crate::store::StoreError;
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
 
-const RECLAIM: &str = "\
-    update eec_routing_idempotency \
+const RECLAIM: &str = concat!(
+    "update eec_routing_idempotency \
     set status = 'pending', attempt_token = ?4, \
         generation = generation + (status = 'completed'), \
         generation_id = iif(status = 'completed', ?5, generation_id), \
@@ -30,13 +31,23 @@ const RECLAIM: &str = "\
     where tenant_scope = ?1 and pool_id = ?2 and idempotency_key = ?3 and attempt_token = ?13 \
       and (status = 'failed_before_commit' \
            or status = 'completed' and decision_id is not null \
-              and valid_until + tombstone_for_ms <= ?12) \
-    returning generation, generation_id";
+              and valid_until + tombstone_for_ms <= ?12 and ",
+    not_held!("?12", "?1", "decision_id", "valid_for_ms"),
+    ") returning generation, generation_id"
+);
 
-const DECISION: &str = "\
-    select decision_id, created_at, valid_until, decided_by, answer_status, answer_headers, \
-           cors_origin, cors_headers, answer_body \
-    from eec_routing_decision where tenant_scope = ?1 and decision_id = ?2";
+const DECISION: &str = concat!(
+    "select decision_id, created_at, valid_until, decided_by, answer_status, answer_headers, \
+           cors_origin, cors_headers, answer_body, ",
+    held_until!(
+        "valid_until <= ?3",
+        "?3",
+        "?1",
+        "?2",
+        "(valid_until - created_at)"
+    ),
+    " as held_until from eec_routing_decision where tenant_scope = ?1 and decision_id = ?2"
+);
 
 const FAIL: &str = "\
     update eec_routing_idempotency \
@@ -67,10 +78,12 @@ pub async fn reclaim(
         .await;
     if let Some(row) = failure::sort(reclaimed, Stage::Before)? {
         let cells = Cells::new(&row, RECORDS);
-        return Ok(Some(Claimed {
+        let claimed = Claimed {
             generation: cells.get("generation")?,
             generation_id: GenerationId(cells.id("generation_id")?),
-        }));
+        };
+        remembered::keep(connection, now_ms, claim, claimed).await?;
+        return Ok(Some(claimed));
     }
     // It may have happened already, and only the reply was lost.
     let record = look_up_one(connection, now_ms, &claim.key).await?;
@@ -111,6 +124,7 @@ pub async fn decision(
     let row = sqlx::query(DECISION)
         .bind(tenant.as_str())
         .bind(id.0)
+        .bind(now_ms)
         .fetch_optional(connection)
         .await;
     let row = failure::sort(row, Stage::Before)?;

@@ -39,6 +39,44 @@ macro_rules! record_columns {
 }
 pub(super) use record_columns;
 
+/// Until when a run holds a record or decision whose validity is over: null when none does, and a
+/// second from now while nobody knows. Nothing is looked for while it is valid by itself.
+macro_rules! held_until {
+    ($is_over:expr, $now:expr, $tenant:expr, $decision_id:expr, $valid_for:expr) => {
+        concat!(
+            "case when ",
+            $is_over,
+            " then (select iif(h.ended_at is null, ",
+            $now,
+            " + 1000, h.ended_at + ",
+            $valid_for,
+            ") from eec_run h where h.tenant_scope = ",
+            $tenant,
+            " and h.run_id = ",
+            $decision_id,
+            " and h.holds_record) end"
+        )
+    };
+}
+
+/// That no run holds a record or decision.
+macro_rules! not_held {
+    ($now:expr, $tenant:expr, $decision_id:expr, $valid_for:expr) => {
+        concat!(
+            "not exists (select 1 from eec_run h where h.tenant_scope = ",
+            $tenant,
+            " and h.run_id = ",
+            $decision_id,
+            " and h.holds_record and (h.ended_at is null or h.ended_at + ",
+            $valid_for,
+            " > ",
+            $now,
+            "))"
+        )
+    };
+}
+pub(super) use {held_until, not_held};
+
 /// A row of the record table, judged at `now_ms`.
 pub fn record(row: &SqliteRow, now_ms: i64) -> Result<Record, StoreError> {
     let cells = Cells::new(row, RECORDS);
@@ -73,6 +111,8 @@ pub fn record(row: &SqliteRow, now_ms: i64) -> Result<Record, StoreError> {
 pub fn decision(row: &SqliteRow, now_ms: i64) -> Result<StoredDecision, StoreError> {
     let cells = Cells::new(row, DECISIONS);
     let valid_until_ms: i64 = cells.get("valid_until")?;
+    let held_until_ms: Option<i64> = cells.find("held_until")?;
+    let valid_until_ms = held_until_ms.map_or(valid_until_ms, |ms| ms.max(valid_until_ms));
     let cors = match cells.find::<Vec<u8>>("cors_origin")? {
         None => None,
         Some(origin) => Some(Cors {
@@ -173,7 +213,8 @@ impl<'r> Cells<'r> {
         }
     }
 
-    fn span(&self, column: &'static str) -> Result<Duration, StoreError> {
+    /// A duration.
+    pub fn span(&self, column: &'static str) -> Result<Duration, StoreError> {
         let ms: i64 = self.get(column)?;
         let ms = u64::try_from(ms.min(SPAN_MS_MAX));
         ms.map(Duration::from_millis)
@@ -198,7 +239,8 @@ impl<'r> Cells<'r> {
             .map_err(|_| self.inconsistent(column, format!("{length} bytes instead of {N}")))
     }
 
-    fn inconsistent(&self, column: &'static str, what: String) -> StoreError {
+    /// The report of a cell that no version of this program wrote.
+    pub fn inconsistent(&self, column: &'static str, what: String) -> StoreError {
         let table = self.table;
         StoreError::Inconsistent {
             table,
@@ -208,7 +250,8 @@ impl<'r> Cells<'r> {
     }
 }
 
-fn key(cells: &Cells<'_>) -> Result<RecordKey, StoreError> {
+/// The key of a row that holds its three columns.
+pub fn key(cells: &Cells<'_>) -> Result<RecordKey, StoreError> {
     let text: String = cells.get("idempotency_key")?;
     let key = match IdempotencyKey::from_text(&text) {
         Ok(Some(key)) => key,
@@ -235,9 +278,13 @@ fn state(cells: &Cells<'_>, now_ms: i64) -> Result<State, StoreError> {
             let id = DecisionId(cells.id("decision_id")?);
             let valid_until_ms: i64 = cells.get("valid_until")?;
             let tombstone_ms: i64 = cells.get("tombstone_for_ms")?;
+            let held_until_ms: Option<i64> = cells.find("held_until")?;
             Ok(State::Completed(
                 id,
-                validity(valid_until_ms, tombstone_ms, now_ms),
+                match held_until_ms {
+                    Some(ends_ms) if ends_ms > now_ms => Validity::Valid(between(now_ms, ends_ms)),
+                    _ => validity(valid_until_ms, tombstone_ms, now_ms),
+                },
             ))
         }
         "failed_before_commit" => Ok(State::FailedBeforeCommit {

@@ -3,7 +3,7 @@
 use sqlx::SqliteConnection;
 
 use super::failure::{self, Stage};
-use super::rows;
+use super::rows::{self, not_held};
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;
 use crate::store::{Census, Purged, StoreError, Swept};
@@ -40,21 +40,52 @@ const ANY_LEASE_OVER: &str = "\
     select exists (select 1 from eec_routing_idempotency \
                    where status = 'pending' and lease_expires_at <= ?1)";
 
-const PURGE_RECORDS: &str = "\
-    delete from eec_routing_idempotency \
-    where rowid in (select rowid from eec_routing_idempotency \
-                    where valid_until is not null and valid_until + tombstone_for_ms <= ?1 \
-                      and status in ('completed', 'failed_before_commit') \
-                    limit ?2)";
+/// Records that are past their time and that no run holds.
+macro_rules! records_past {
+    () => {
+        concat!(
+            "from eec_routing_idempotency r \
+             where valid_until is not null and valid_until + tombstone_for_ms <= ?1 \
+               and status in ('completed', 'failed_before_commit') and ",
+            not_held!("?1", "r.tenant_scope", "r.decision_id", "r.valid_for_ms")
+        )
+    };
+}
 
-const PURGE_DECISIONS: &str = "\
-    delete from eec_routing_decision \
-    where rowid in (select rowid from eec_routing_decision where valid_until <= ?1 limit ?2)";
+/// Decisions likewise.
+macro_rules! decisions_past {
+    () => {
+        concat!(
+            "from eec_routing_decision d where valid_until <= ?1 and ",
+            not_held!(
+                "?1",
+                "d.tenant_scope",
+                "d.decision_id",
+                "(d.valid_until - d.created_at)"
+            )
+        )
+    };
+}
 
-const ANY_PAST_ITS_TIME: &str = "\
-    select exists (select 1 from eec_routing_idempotency \
-                   where valid_until is not null and valid_until + tombstone_for_ms <= ?1) \
-        or exists (select 1 from eec_routing_decision where valid_until <= ?1)";
+const PURGE_RECORDS: &str = concat!(
+    "delete from eec_routing_idempotency where rowid in (select rowid ",
+    records_past!(),
+    " limit ?2)"
+);
+
+const PURGE_DECISIONS: &str = concat!(
+    "delete from eec_routing_decision where rowid in (select rowid ",
+    decisions_past!(),
+    " limit ?2)"
+);
+
+const ANY_PAST_ITS_TIME: &str = concat!(
+    "select exists (select 1 ",
+    records_past!(),
+    ") or exists (select 1 ",
+    decisions_past!(),
+    ")"
+);
 
 const CENSUS: &str = "\
     select (select count(*) from (select 1 from eec_routing_idempotency \

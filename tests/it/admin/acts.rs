@@ -20,7 +20,7 @@ use super::faulty::Fault;
 use super::{Admin, OPERATOR, READER, key_of, path_of};
 
 /// The lines of the audit log: operator, action, key, reason.
-async fn audit_log(directory: &TempDir) -> Vec<[String; 4]> {
+pub async fn audit_log(directory: &TempDir) -> Vec<[String; 4]> {
     let options = SqliteConnectOptions::new().filename(directory.path().join("store.db"));
     let mut connection = options.connect().await.unwrap();
     let sql =

@@ -82,8 +82,18 @@ impl Faulty {
     }
 }
 
+crate::support::delegate::delegate_runs_and_outbox!(Faulty, inner);
+
 #[async_trait]
 impl Store for Faulty {
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: uuid::Uuid,
+    ) -> Result<Option<oncegate::domain::record::Remembered>, StoreError> {
+        self.inner.remembered(tenant, request_id).await
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         self.inner.reserve(claims).await
     }
@@ -176,11 +186,15 @@ impl Store for Faulty {
     }
 
     async fn ping(&self) -> Result<OffsetDateTime, StoreError> {
-        self.inner.ping().await
+        self.with_fault(self.inner.ping()).await
     }
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         self.inner.warnings().await
+    }
+
+    async fn doctor(&self) -> Result<Vec<oncegate::store::doctor::Finding>, StoreError> {
+        self.inner.doctor().await
     }
 
     async fn close(&self) {

@@ -32,18 +32,26 @@ fn the_example_says_the_defaults() {
     }
 }
 
+/// Holds `hunter2` in its base64.
+pub(super) const WEBHOOK_SECRET: &str = "whsec_hunter2AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
 /// A configuration in which everything is written, and nothing as the default is.
-fn everything(dir: &std::path::Path) -> String {
+pub(super) fn everything(dir: &std::path::Path) -> String {
     for name in ["cert.pem", "key.pem", "ca.pem"] {
         std::fs::write(dir.join(name), "pem").unwrap();
     }
+    std::fs::write(dir.join("secret"), format!("{WEBHOOK_SECRET}\n")).unwrap();
     include_str!("everything.toml").replace("DIR", dir.to_str().unwrap())
 }
 
-fn secrets() -> Environment {
+pub(super) fn secrets() -> Environment {
     [
         ("STORE_PASSWORD", "hunter2-store"),
         ("ANN_TOKEN", "hunter2-token-of-ann"),
+        ("RECEIPT_SECRET", WEBHOOK_SECRET),
+        ("RECEIPT_TOKEN", "hunter2-receipts"),
+        ("NATS_TOKEN", "hunter2-nats"),
+        ("RECEIPT_AUTHORIZATION", "Bearer hunter2-receipts"),
     ]
     .into_iter()
     .collect()
@@ -99,7 +107,10 @@ fn everything_that_may_be_written_means_something() {
             setting.name
         );
     }
-    assert_eq!(loaded.report.warnings, []);
+    let [warning] = &loaded.report.warnings[..] else {
+        panic!("{:?}", loaded.report.warnings);
+    };
+    assert!(warning.message.contains("on_store_down = pass"));
 }
 
 #[test]
@@ -110,10 +121,65 @@ fn every_key_is_in_the_example() {
         let key = setting.name.rsplit('.').next().unwrap();
         let written = EXAMPLE.lines().any(|line| {
             let line = line.trim_start_matches("# ");
-            line.split_once(" = ").is_some_and(|(name, _)| name == key)
+            let names = line.split_once(" = ").map(|(name, _)| name);
+            let is_free = setting.name.contains(".headers.");
+            is_free
+                || names == Some(key)
+                || line.starts_with(&format!("{} = {{ {key}", parent(&setting.name)))
         });
         assert!(written, "{} is not in the example", setting.name);
     }
+}
+
+#[test]
+fn every_key_is_in_the_manual() {
+    let manual = include_str!("../../../docs/CONFIGURATION.md");
+    let dir = tempfile::tempdir().unwrap();
+    let loaded = load_text_in(everything(dir.path()), &secrets()).unwrap();
+    let settings = loaded.report.settings.iter();
+    for setting in settings.filter(|setting| !setting.name.contains(".headers.")) {
+        let key = setting.name.rsplit('.').next().unwrap();
+        let forms = [format!("`{key}`"), format!("`{key} = "), format!(".{key}`")];
+        let told = forms.iter().any(|form| manual.contains(form));
+        assert!(told, "{} is not in the manual", setting.name);
+    }
+}
+
+/// The name of the table that a setting stands in.
+fn parent(name: &str) -> &str {
+    let table = name.rsplit('.').nth(1).unwrap_or_default();
+    table.split('[').next().unwrap_or_default()
+}
+
+#[test]
+fn what_the_example_leaves_out_is_right_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let pem = dir.path().join("pem");
+    std::fs::write(&pem, "pem").unwrap();
+    let with = |line: &str| {
+        let bare = line.strip_prefix("# ").unwrap_or(line);
+        let is_key = bare
+            .split_once(" = ")
+            .is_some_and(|(name, _)| !name.contains(' '));
+        let is_example = bare.contains("\"…\"") || bare.starts_with("token = ");
+        let taken = (is_key && !is_example) || bare.starts_with('[');
+        let line = if taken { bare } else { line };
+        let name = line.split_once(" = ").map_or(line, |(name, _)| name);
+        let is_file =
+            line.contains(".pem\"") || line.contains("server.key") || line.contains(".creds");
+        if taken && is_file {
+            format!("{name} = {:?}\n", pem.to_str().unwrap())
+        } else {
+            format!("{line}\n")
+        }
+    };
+    let whole: String = EXAMPLE.lines().map(with).collect();
+    let environment = secrets();
+    let loaded = load_text_in(&whole, &environment).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(loaded.config.destinations.len(), 2);
+    assert_eq!(loaded.config.workflows[0].steps.len(), 4);
+    let follow_up = loaded.config.routes[0].policy.follow_up.as_ref();
+    assert_eq!(follow_up.unwrap().steps.len(), 5);
 }
 
 #[test]

@@ -16,8 +16,8 @@ use oncegate::domain::scope::PoolId;
 use oncegate::proxy::forward::Forwarding;
 use oncegate::proxy::listener::{self, Peer, Shutdown, Tls};
 use oncegate::proxy::passthrough::Passthrough;
-use oncegate::proxy::upstream::Upstreams;
 use oncegate::proxy::{Body, BoxError, matching};
+use oncegate::upstream::Upstreams;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
@@ -194,6 +194,8 @@ fn route(timeout: Duration) -> Route {
         path: PathPattern::Prefix("/".into()),
         methods: vec![Method::POST],
         policy: Arc::new(Policy {
+            mode: oncegate::domain::policy::Mode::Proxy,
+            follow_up: None,
             pool: PoolId::new("p").unwrap(),
             key_source: KeySource::Header(http::HeaderName::from_static("idempotency-key")),
             required: false,

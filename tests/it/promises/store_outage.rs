@@ -196,7 +196,7 @@ async fn a_route_never_passes_what_this_gateway_has_seen_in_the_store(bench: Ben
     bench.database.execute(&insert("owned", "pending")).await;
     let waiter = gateway.post("/pay").key("owned").begin();
     gateway.until_parked(1).await;
-    proxy.set(Mode::Answer(b"hold", REFUSAL));
+    proxy.set(Mode::Answer(b"\0\0\0\x04hold", REFUSAL));
     let fresh = gateway.post("/pay").key("fresh").send().await;
     fresh.assert_is(200, "bypassed");
     let unknown = "update eec_routing_idempotency set status = 'outcome_unknown'

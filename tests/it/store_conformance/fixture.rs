@@ -19,6 +19,8 @@ use oncegate::domain::scope::{PoolId, RecordKey, TenantScope};
 use oncegate::ids;
 use oncegate::store::Store;
 
+use crate::support::rows::Kind;
+
 /// Long enough that nothing ends during a case.
 pub const LONG: Duration = Duration::from_hours(1);
 /// The tables that an owner's write may touch.
@@ -37,8 +39,14 @@ pub struct Fixture {
 /// A connection of an operator with a shell.
 #[async_trait]
 pub trait Raw: Send + Sync {
+    /// Which store it is of.
+    fn kind(&self) -> Kind;
     /// Runs a statement that means the same on every store.
     async fn execute(&self, sql: &'static str);
+    /// Runs a statement that was made for this store.
+    async fn run(&self, sql: String);
+    /// One number that a query gives.
+    async fn number(&self, sql: String) -> i64;
     /// Every row of a table, each as text with all its columns, in a fixed order.
     async fn rows(&self, table: &str) -> Vec<String>;
 }
@@ -152,6 +160,7 @@ pub fn claim(name: &str) -> Claim {
 /// A new claim for `key`.
 pub fn claim_of(key: RecordKey) -> Claim {
     Claim {
+        request_id: None,
         key,
         token: ids::attempt_token(),
         generation_id: ids::generation_id(),
@@ -170,6 +179,7 @@ pub fn completion(claim: &Claim) -> Completion {
         token: claim.token,
         decision_id: ids::decision_id(),
         decided_by: "gateway".into(),
+        run: None,
         recorded: answer(b"done"),
     }
 }

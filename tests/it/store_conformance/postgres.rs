@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::conformance;
 use super::fixture::{Fixture, Raw};
 use crate::support::postgres;
+use crate::support::rows::Kind;
 
 conformance!(suite, super::fresh);
 
@@ -31,6 +32,20 @@ struct RawPostgres(Mutex<PgConnection>);
 
 #[async_trait]
 impl Raw for RawPostgres {
+    fn kind(&self) -> Kind {
+        Kind::Postgres
+    }
+
+    async fn run(&self, sql: String) {
+        let sql = AssertSqlSafe(sql);
+        self.0.lock().await.execute(sql).await.unwrap();
+    }
+
+    async fn number(&self, sql: String) -> i64 {
+        let row = self.0.lock().await.fetch_one(AssertSqlSafe(sql)).await;
+        row.unwrap().get(0)
+    }
+
     async fn execute(&self, sql: &'static str) {
         self.0.lock().await.execute(sql).await.unwrap();
     }

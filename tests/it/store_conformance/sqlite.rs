@@ -5,11 +5,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use oncegate::store::sqlite::SqliteStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, Row as _};
 use tokio::sync::Mutex;
 
 use super::conformance;
 use super::fixture::{Fixture, Raw};
+use crate::support::rows::Kind;
 
 conformance!(suite, super::fresh);
 
@@ -31,6 +32,21 @@ struct RawSqlite(Mutex<SqliteConnection>);
 
 #[async_trait]
 impl Raw for RawSqlite {
+    fn kind(&self) -> Kind {
+        Kind::Sqlite
+    }
+
+    async fn run(&self, sql: String) {
+        let mut connection = self.0.lock().await;
+        connection.execute(AssertSqlSafe(sql)).await.unwrap();
+    }
+
+    async fn number(&self, sql: String) -> i64 {
+        let mut connection = self.0.lock().await;
+        let row = connection.fetch_one(AssertSqlSafe(sql)).await;
+        row.unwrap().get(0)
+    }
+
     async fn execute(&self, sql: &'static str) {
         let mut connection = self.0.lock().await;
         sqlx::query(sql).execute(&mut *connection).await.unwrap();

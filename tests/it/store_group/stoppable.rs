@@ -45,8 +45,18 @@ impl Stoppable {
     }
 }
 
+crate::support::delegate::delegate_runs_and_outbox!(Stoppable, inner);
+
 #[async_trait]
 impl Store for Stoppable {
+    async fn remembered(
+        &self,
+        tenant: &TenantScope,
+        request_id: uuid::Uuid,
+    ) -> Result<Option<oncegate::domain::record::Remembered>, StoreError> {
+        self.inner.remembered(tenant, request_id).await
+    }
+
     async fn reserve(&self, claims: &[Claim]) -> Result<Vec<Reserved>, StoreError> {
         self.arrive(claims.len()).await;
         self.inner.reserve(claims).await
@@ -140,6 +150,10 @@ impl Store for Stoppable {
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         unreachable!("not grouped")
+    }
+
+    async fn doctor(&self) -> Result<Vec<oncegate::store::doctor::Finding>, StoreError> {
+        self.inner.doctor().await
     }
 
     async fn close(&self) {

@@ -3,6 +3,8 @@
 //! What every test promises without saying so is checked when the bench is dropped: no key was
 //! executed twice, no gateway panicked, lost an owner, or ended other than asked.
 
+mod runs;
+
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -171,6 +173,18 @@ impl Setup {
         self.first("pool", lines)
     }
 
+    /// A token of the admin API.
+    #[must_use]
+    pub fn token(mut self, lines: &str) -> Self {
+        let tokens = self.config.entry("token");
+        let tokens = tokens.or_insert_with(|| toml::Value::Array(Vec::new()));
+        tokens
+            .as_array_mut()
+            .expect("a list")
+            .push(parse(lines).into());
+        self
+    }
+
     /// Lines for a section such as `limits`.
     #[must_use]
     pub fn section(mut self, name: &str, lines: &str) -> Self {
@@ -180,6 +194,19 @@ impl Setup {
             .or_insert_with(|| Table::new().into());
         let section = section.as_table_mut().expect("a section");
         section.extend(parse(lines));
+        self
+    }
+
+    /// One more table of this list, such as `destination` or `workflow`.
+    #[must_use]
+    pub fn more(mut self, name: &str, lines: &str) -> Self {
+        let list = self
+            .config
+            .entry(name)
+            .or_insert_with(|| toml::Value::Array(Vec::new()));
+        list.as_array_mut()
+            .expect("a list")
+            .push(parse(lines).into());
         self
     }
 

@@ -133,6 +133,39 @@ impl Database {
         }
     }
 
+    /// The rows of a query, each column as a text.
+    pub async fn texts(&self, sql: &str, columns: usize) -> Vec<Vec<String>> {
+        let outer: Vec<String> = (0..columns)
+            .map(|n| format!("cast(c{n} as text)"))
+            .collect();
+        let names: Vec<String> = (0..columns).map(|n| format!("c{n}")).collect();
+        let sql = AssertSqlSafe(format!(
+            "with q({}) as ({sql}) select {} from q",
+            names.join(", "),
+            outer.join(", ")
+        ));
+        match self {
+            Self::Sqlite(path) => {
+                let rows = sqlite(path).await.fetch_all(sql).await.expect("rows");
+                let text = |row: &SqliteRow| (0..columns).map(|n| row.get(n)).collect();
+                rows.iter().map(text).collect()
+            }
+            Self::Postgres(database) => {
+                let rows = database.connect().await.fetch_all(sql).await.expect("rows");
+                let text = |row: &PgRow| (0..columns).map(|n| row.get(n)).collect();
+                rows.iter().map(text).collect()
+            }
+        }
+    }
+
+    /// An id's column as hex without dashes.
+    pub fn hex(&self, column: &str) -> String {
+        match self {
+            Self::Sqlite(_) => format!("lower(hex({column}))"),
+            Self::Postgres(_) => format!("replace({column}::text, '-', '')"),
+        }
+    }
+
     /// Runs a statement.
     pub async fn execute(&self, sql: &str) {
         let sql = AssertSqlSafe(sql.to_owned());

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use oncegate::proxy::upstream::UpstreamError;
+use oncegate::upstream::UpstreamError;
 
 use super::*;
 use crate::support::upstream::Authority;

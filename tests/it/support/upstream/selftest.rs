@@ -202,6 +202,7 @@ async fn it_streams_and_switches() {
 #[tokio::test]
 async fn it_speaks_http2() {
     let upstream = Upstream::start_http2().await;
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().http2_prior_knowledge();
     let client = client.build().unwrap();
     let url = format!("{}/p", upstream.url());

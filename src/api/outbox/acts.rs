@@ -1,0 +1,236 @@
+//! Acts on one intent, or on those that a filter finds: one after another, each whole by itself.
+//!
+//! A page of them may be cut off by the clock between two intents; the answer then tells where to
+//! go on. Doing it again is safe: what was redriven or discarded is refused the second time, or
+//! recognised by its `request_id`.
+
+use std::time::Duration;
+
+use axum::Json;
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use super::wire::{self, Acted, Order, RefusedOut, Which};
+use crate::api::request::{MAY_HAVE_HAPPENED, invalid, not_answered};
+use crate::api::runs::not_applied;
+use crate::api::runs::wire::why;
+use crate::api::token::Caller;
+use crate::api::{AdminState, REQUEST_TIMEOUT};
+use crate::coordinator::ApplyError;
+use crate::domain::intent::{IntentKey, IntentStatus};
+use crate::domain::run::{Event, Input, Refused, RunKey};
+use crate::ids;
+use crate::problem::{Kind, Problem};
+use crate::store::outbox::{IntentLine, IntentSearch};
+use crate::store::{Audit, Resolved};
+
+/// How long one request works; what is left then is for the next.
+const TIME_MAX: Duration = REQUEST_TIMEOUT.saturating_sub(Duration::from_secs(10));
+/// Intents that are read at once.
+const PAGE: u32 = 100;
+
+/// What is done to intents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deed {
+    /// Sent again, with the same key and bytes.
+    Redrive,
+    /// Given up.
+    Discard,
+}
+
+impl Deed {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Redrive => "redrive",
+            Self::Discard => "discard",
+        }
+    }
+}
+
+/// Runs the act on a task of its own: the caller may go away at any time, and what follows a
+/// commit must follow it all the same.
+pub(super) async fn act(
+    state: AdminState,
+    caller: Caller,
+    deed: Deed,
+    asked: wire::Act,
+) -> Result<Json<Acted>, Problem> {
+    let order = asked.into_order().map_err(|what| invalid(&what))?;
+    let acts = state.acts.clone();
+    let operator = caller.name.clone();
+    let performing = async move { perform(&state, &caller, deed, order).await };
+    let done = acts.spawn(performing).await;
+    let acted = done.map_err(|error| broke_off(&error))??;
+    tracing::info!(
+        operator,
+        act = deed.word(),
+        done = acted.done,
+        refused = acted.refused.len(),
+        "an operator asked for an act on intents"
+    );
+    Ok(Json(acted))
+}
+
+/// What a request gets whose task did not end by itself.
+pub(super) fn broke_off(error: &JoinError) -> Problem {
+    tracing::error!(%error, "an operator's act broke off");
+    Problem::new(Kind::StoreUnavailable, MAY_HAVE_HAPPENED)
+}
+
+async fn perform(
+    state: &AdminState,
+    caller: &Caller,
+    deed: Deed,
+    order: Order,
+) -> Result<Acted, Problem> {
+    let work = Work {
+        state,
+        caller,
+        deed,
+        order: &order,
+    };
+    match &order.which {
+        Which::One(id) => {
+            let line = super::intent(state, caller, *id).await?;
+            work.on_one(&line).await
+        }
+        Which::Found(search) => work.on_found(search.clone()).await,
+    }
+}
+
+struct Work<'a> {
+    state: &'a AdminState,
+    caller: &'a Caller,
+    deed: Deed,
+    order: &'a Order,
+}
+
+impl Work<'_> {
+    /// A refusal of the only one is a problem.
+    async fn on_one(&self, line: &IntentLine) -> Result<Acted, Problem> {
+        let mut acted = self.nothing_yet();
+        match self.on(line).await? {
+            None => acted.done = 1,
+            Some(No::Refused(refused)) => {
+                return Err(not_applied(&ApplyError::Refused(refused)));
+            }
+            Some(no) => {
+                let detail = "The intent's state does not allow this; nothing was done to it.";
+                return Err(Problem::new(Kind::StateConflict, detail).member("why", no.word()));
+            }
+        }
+        Ok(acted)
+    }
+
+    /// Goes through what the search finds until its limit or the time is used up.
+    async fn on_found(&self, mut search: IntentSearch) -> Result<Acted, Problem> {
+        let mut acted = self.nothing_yet();
+        if !self.caller.narrow(&mut search.tenant) {
+            return Ok(acted);
+        }
+        // Whoever means what stops its processes must say so.
+        search.status.get_or_insert(IntentStatus::Dead);
+        let until = Instant::now() + TIME_MAX;
+        let mut left = search.limit;
+        loop {
+            search.limit = PAGE;
+            let page = self.state.store.find_intents(&search).await;
+            let page = page.map_err(|error| not_answered(&error))?;
+            for line in &page {
+                if left == 0 || Instant::now() >= until {
+                    acted.next = search.after.as_ref().map(wire::cursor);
+                    return Ok(acted);
+                }
+                search.after = Some(line.key.clone());
+                left -= 1;
+                match self.on(line).await? {
+                    None => acted.done += 1,
+                    Some(no) => acted.refused.push(RefusedOut {
+                        intent_id: line.key.id.to_string(),
+                        why: no.word(),
+                    }),
+                }
+            }
+            if page.len() < PAGE as usize {
+                return Ok(acted);
+            }
+        }
+    }
+
+    fn nothing_yet(&self) -> Acted {
+        Acted {
+            act: self.deed.word(),
+            done: 0,
+            refused: Vec::new(),
+            next: None,
+        }
+    }
+
+    async fn on(&self, line: &IntentLine) -> Result<Option<No>, Problem> {
+        match self.deed {
+            Deed::Redrive => self.redrive(line).await,
+            Deed::Discard => self.discard(&line.key).await,
+        }
+    }
+
+    async fn redrive(&self, line: &IntentLine) -> Result<Option<No>, Problem> {
+        let run = RunKey {
+            tenant: line.key.tenant.clone(),
+            id: line.run_id,
+        };
+        let input = Input {
+            stamp: self.order.stamp(&line.key).unwrap_or_else(ids::stamp),
+            by: self.caller.name.clone(),
+            event: Event::Retry {
+                seq: Some(line.seq),
+                reason: self.order.reason.clone(),
+            },
+        };
+        match self.state.coordinator.apply(&run, input).await {
+            Ok(_) => Ok(None),
+            Err(ApplyError::Refused(refused)) => Ok(Some(No::Refused(refused))),
+            Err(ApplyError::NoRun) => Ok(Some(No::Absent)),
+            Err(ApplyError::Contended) => Ok(Some(No::Contended)),
+            Err(error) => Err(not_applied(&error)),
+        }
+    }
+
+    async fn discard(&self, key: &IntentKey) -> Result<Option<No>, Problem> {
+        let audit = Audit {
+            operator: self.caller.name.clone(),
+            reason: self.order.reason.clone(),
+        };
+        let resolved = self.state.store.discard(key, &audit).await;
+        match resolved.map_err(|error| not_answered(&error))? {
+            Resolved::Done => {
+                self.state.bells.runs.notify_one();
+                Ok(None)
+            }
+            Resolved::NoRecord => Ok(Some(No::Absent)),
+            Resolved::WrongState | Resolved::TooEarly { .. } => Ok(Some(No::WrongState)),
+        }
+    }
+}
+
+/// Why it was not done to an intent.
+enum No {
+    /// Its run does not take it.
+    Refused(Refused),
+    /// It is gone.
+    Absent,
+    /// Its own state does not allow it.
+    WrongState,
+    /// Others keep changing its run.
+    Contended,
+}
+
+impl No {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Refused(refused) => why(*refused),
+            Self::Absent => "absent",
+            Self::WrongState => "wrong_state",
+            Self::Contended => "contended",
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! `oncegate runs`: look at runs and move them on, through the admin API of a running gateway.
+//!
+//! It never opens the store: the coordinator of a gateway is the only one that changes a run.
+
+pub(super) mod table;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use serde_json::{Map, Value, json};
+
+pub use super::gateway::Failure;
+pub use super::paint::Paint;
+
+use super::client::{self, Client};
+use super::gateway::{self, Gateway};
+
+const EXAMPLES: &str = "\
+Examples:
+  oncegate runs list --status stuck
+  oncegate runs show 0190b2c4-…                 # why was this sent twice?
+  oncegate runs retry 0190b2c4-… --reason 'the mail service is back'
+  oncegate runs resume 0190b2c4-… --reason 'booked by hand' --result '{\"booking\":7}'
+  oncegate runs cancel 0190b2c4-… --reason 'the customer called'
+  oncegate runs signal 0190b2c4-… approved --payload '{\"by\":\"ann\"}'
+
+A run bears the id of the decision that started it: `Idempotency-Decision` of every answer to its
+request.
+
+In scripts, draw a UUID once and pass it as --request-id: repeated after a lost answer, the act is
+done once.
+
+The token and the gateway: see `oncegate records --help`.
+
+Exit codes:
+  0  done
+  1  the gateway can't be reached, or something else failed
+  2  wrong usage
+  4  there is no such run, or the token may not see it
+  5  the run does not take it as it stands
+  6  no token, or one that may not do this
+  7  not confirmed";
+
+/// Look at runs of a running gateway, and move those that are stuck.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    gateway: Gateway,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// List runs, in the order of tenant and id.
+    List(List),
+    /// Show one run: its steps' intents, every try, and its history.
+    Show(Show),
+    /// Let a stuck run try again what failed, with the same keys and bytes.
+    Retry(Act),
+    /// Stop a run, and undo what it did.
+    Cancel(Act),
+    /// Let a stuck run go on without the step that failed.
+    Resume(Resume),
+    /// Tell a run what it waits for, or will wait for.
+    Signal(Signal),
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// Of this tenant and its principals.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// In this status.
+    #[arg(long, value_parser = ["running", "waiting", "stuck", "completed", "failed", "compensated", "cancelled"])]
+    status: Option<String>,
+    /// Of this workflow.
+    #[arg(long)]
+    workflow: Option<String>,
+    /// Of this pool.
+    #[arg(long)]
+    pool: Option<String>,
+    /// At most this many.
+    #[arg(long, default_value_t = 50)]
+    limit: u32,
+    /// Go on where the page before ended.
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Show {
+    /// The run's id.
+    run_id: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Act {
+    /// The run's id.
+    run_id: String,
+    /// Why, for the run's history.
+    #[arg(long)]
+    reason: String,
+    #[command(flatten)]
+    sure: Sure,
+}
+
+#[derive(Debug, clap::Args)]
+struct Sure {
+    /// Don't ask. Without a terminal nobody is asked.
+    #[arg(long, short)]
+    yes: bool,
+    /// A UUID that makes a repeat known.
+    #[arg(long, value_name = "UUID")]
+    request_id: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Resume {
+    #[command(flatten)]
+    act: Act,
+    /// What later steps see as the step's result.
+    #[arg(long, value_name = "JSON", value_parser = json_value)]
+    result: Option<Value>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Signal {
+    /// The run's id.
+    run_id: String,
+    /// The signal's name.
+    name: String,
+    /// What it brings.
+    #[arg(long, value_name = "JSON", value_parser = json_value)]
+    payload: Option<Value>,
+    #[command(flatten)]
+    sure: Sure,
+}
+
+/// Runs the command with the process's own input and output.
+///
+/// # Errors
+/// When there is no runtime to be had; every other failure is told and becomes an exit code.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    gateway::run(async |out, paint| execute(args, out, paint).await)
+}
+
+/// Runs the command and writes what it found to `out`.
+///
+/// # Errors
+/// When it was not done; then nothing is on `out`.
+pub async fn execute(
+    args: &Args,
+    out: &mut (dyn Write + Send),
+    paint: Paint,
+) -> Result<(), Failure> {
+    let client = args.gateway.client()?;
+    let json = args.gateway.json;
+    let answer = match &args.command {
+        Command::List(list) => client.get(&list.path()).await?,
+        Command::Show(show) if json => client.get(&path(&show.run_id, "")).await?,
+        Command::Show(show) => {
+            let run = client.get(&path(&show.run_id, "")).await?;
+            let history = client
+                .get(&path(&show.run_id, "/transitions?limit=200"))
+                .await?;
+            return table::run(out, &run, &history, paint);
+        }
+        Command::Retry(act) | Command::Cancel(act) => {
+            let deed = Deed::of(&args.command);
+            deed.confirm(&client, &act.run_id, act.sure.yes).await?;
+            let body = body(&act.sure, [("reason", json!(act.reason))]);
+            client.post(&path(&act.run_id, deed.path), &body).await?
+        }
+        Command::Resume(Resume { act, result }) => {
+            let deed = Deed::of(&args.command);
+            deed.confirm(&client, &act.run_id, act.sure.yes).await?;
+            let parts = [
+                ("reason", json!(act.reason)),
+                ("result", result.clone().unwrap_or_default()),
+            ];
+            let body = body(&act.sure, parts);
+            client.post(&path(&act.run_id, deed.path), &body).await?
+        }
+        Command::Signal(signal) => {
+            let deed = Deed::of(&args.command);
+            deed.confirm(&client, &signal.run_id, signal.sure.yes)
+                .await?;
+            let payload = signal.payload.clone().unwrap_or_default();
+            let body = body(&signal.sure, [("payload", payload)]);
+            let act = format!("{}/{}", deed.path, client::encode(&signal.name));
+            client.post(&path(&signal.run_id, &act), &body).await?
+        }
+    };
+    if json {
+        writeln!(out, "{answer:#}")?;
+        return Ok(());
+    }
+    match &args.command {
+        Command::List(_) => table::page(out, &answer, paint),
+        _ => table::acted(out, &answer, paint),
+    }
+}
+
+/// Something that can't be taken back.
+struct Deed {
+    path: &'static str,
+    warning: &'static str,
+}
+
+impl Deed {
+    fn of(command: &Command) -> Self {
+        match command {
+            Command::Cancel(_) => Self {
+                path: "/cancel",
+                warning: "The run stops, and what its steps did is undone by their compensations, \
+                          where they have any.",
+            },
+            Command::Resume(_) => Self {
+                path: "/resume",
+                warning: "The run goes on without the step that failed, and later steps see the \
+                          result that you give.",
+            },
+            Command::Signal(_) => Self {
+                path: "/signals",
+                warning: "The run takes the signal now or when it comes to the step that waits for \
+                          it.",
+            },
+            _ => Self {
+                path: "/retry",
+                warning: "What failed is sent again, with the same key and the same bytes.",
+            },
+        }
+    }
+
+    /// Shows the run and asks, if there is somebody to ask.
+    async fn confirm(&self, client: &Client, run_id: &str, yes: bool) -> Result<(), Failure> {
+        gateway::confirm(yes, self.warning, async |out, paint| {
+            let run = client.get(&path(run_id, "")).await?;
+            table::head(out, &run, paint)
+        })
+        .await
+    }
+}
+
+impl List {
+    fn path(&self) -> String {
+        let limit = self.limit.to_string();
+        let parameters = [
+            ("tenant", self.tenant.as_deref()),
+            ("status", self.status.as_deref()),
+            ("workflow", self.workflow.as_deref()),
+            ("pool", self.pool.as_deref()),
+            ("limit", Some(limit.as_str())),
+            ("cursor", self.cursor.as_deref()),
+        ];
+        client::path("/v1/runs", &parameters)
+    }
+}
+
+fn path(run_id: &str, act: &str) -> String {
+    format!("/v1/runs/{}{act}", client::encode(run_id))
+}
+
+fn body<const N: usize>(sure: &Sure, parts: [(&str, Value); N]) -> Value {
+    let mut body: Map<String, Value> = parts
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    if let Some(id) = &sure.request_id {
+        body.insert("request_id".into(), json!(id));
+    }
+    Value::Object(body)
+}
+
+fn json_value(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Args, clap::Error> {
+        let command = Args::augment_args(clap::Command::new("runs"));
+        let matches = command.try_get_matches_from(std::iter::once(&"runs").chain(words))?;
+        Args::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::augment_args(clap::Command::new("runs")).debug_assert();
+    }
+
+    #[test]
+    fn an_act_needs_a_reason_and_a_signal_none() {
+        for act in ["retry", "cancel", "resume"] {
+            assert!(parse(&[act, "r"]).is_err(), "{act}");
+            assert!(parse(&[act, "r", "--reason", "why"]).is_ok(), "{act}");
+        }
+        assert!(parse(&["signal", "r", "approved"]).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused_before_anything_is_sent() {
+        assert!(parse(&["signal", "r", "n", "--payload", "{"]).is_err());
+        assert!(parse(&["signal", "r", "n", "--payload", "{}"]).is_ok());
+    }
+}

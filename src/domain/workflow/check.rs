@@ -1,0 +1,276 @@
+//! What is wrong with a workflow, all of it at once, each as what to write instead.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use super::{
+    Action, EFFECTS_MAX, Effect, HttpSend, NAME_BYTES_MAX, Payload, Retry, STEPS_MAX, Send, Step,
+    Target, Text, Workflow,
+};
+use crate::domain::run::{freeze, render};
+
+/// The longest wait, and the longest time for a signal to come.
+pub const WAIT_MAX: Duration = Duration::from_hours(24 * 3650);
+/// The longest time that one try may take.
+pub const TIMEOUT_MAX: Duration = Duration::from_hours(24);
+
+impl Workflow {
+    /// Whether it can be run.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, each with its place and what to write.
+    pub fn check(&self) -> Result<(), Vec<String>> {
+        let mut wrong = Wrong::default();
+        wrong.name("the workflow's name", &self.name);
+        if !(1..=STEPS_MAX).contains(&self.steps.len()) {
+            wrong.tell(format!(
+                "workflow `{}`: write 1 to {STEPS_MAX} steps",
+                self.name
+            ));
+        }
+        let mut names = BTreeSet::new();
+        for step in &self.steps {
+            wrong.name("a step's name", &step.name);
+            if !names.insert(&step.name) {
+                let name = &step.name;
+                wrong.tell(format!(
+                    "two steps have the name `{name}`; give each its own"
+                ));
+            }
+            wrong.step(step);
+        }
+        if wrong.0.is_empty() {
+            Ok(())
+        } else {
+            Err(wrong.0)
+        }
+    }
+}
+
+/// What was found.
+#[derive(Default)]
+struct Wrong(Vec<String>);
+
+impl Wrong {
+    fn tell(&mut self, sentence: String) {
+        self.0.push(sentence);
+    }
+
+    fn check(&mut self, holds: bool, place: &str, what: &str) {
+        if !holds {
+            self.tell(format!("{place}: {what}"));
+        }
+    }
+
+    fn take(&mut self, place: &str, checked: Result<(), String>) {
+        if let Err(what) = checked {
+            self.tell(format!("{place}: {what}"));
+        }
+    }
+
+    fn name(&mut self, what: &str, name: &str) {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
+            self.tell(format!(
+                "{what} must be 1 to {NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_` and `.`"
+            ));
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let place = format!("step `{}`", step.name);
+        let days = WAIT_MAX.as_secs() / (24 * 3600);
+        let time = format!("write a time above zero and up to {days} days");
+        match &step.action {
+            Action::Effects(effects) => {
+                let count = (1..=EFFECTS_MAX).contains(&effects.len());
+                self.check(count, &place, &format!("write 1 to {EFFECTS_MAX} effects"));
+                for (number, effect) in (1..).zip(effects) {
+                    let place = match effects.len() {
+                        1 => place.clone(),
+                        _ => format!("{place}, effect {number}"),
+                    };
+                    self.effect(&place, effect);
+                }
+            }
+            Action::Wait { for_ms } => {
+                self.check(
+                    is_within(*for_ms, WAIT_MAX),
+                    &place,
+                    &format!("`wait`: {time}"),
+                );
+            }
+            Action::Signal { signal, timeout_ms } => {
+                self.name(&format!("{place}: the signal's name"), signal);
+                let fits = timeout_ms.is_none_or(|ms| is_within(ms, WAIT_MAX));
+                self.check(fits, &place, &format!("`timeout`: {time}"));
+            }
+        }
+        if let Some(compensation) = &step.compensation {
+            self.effect(&format!("{place}, compensation"), compensation);
+        }
+    }
+
+    fn effect(&mut self, place: &str, effect: &Effect) {
+        let hours = TIMEOUT_MAX.as_secs() / 3600;
+        let timeout = format!("`timeout`: write a time above zero and up to {hours} hours");
+        self.check(is_within(effect.timeout_ms, TIMEOUT_MAX), place, &timeout);
+        self.retry(place, &effect.retry);
+        match &effect.send {
+            Send::Http(http) => self.http(place, http),
+            Send::Publish {
+                destination,
+                subject,
+            } => {
+                self.name(&format!("{place}: the destination"), destination);
+                if let Text::Plain(subject) = subject {
+                    self.take(place, freeze::check_subject(subject));
+                }
+            }
+            Send::Task { queue } => self.name(&format!("{place}: the queue"), queue),
+        }
+        if let Payload::Template { content_type, .. } = &effect.payload {
+            let fits = !content_type.is_empty() && HeaderValue::from_str(content_type).is_ok();
+            let what = "`content_type`: write one such as \"application/json\"";
+            self.check(fits, place, what);
+        }
+        for template in effect.templates() {
+            let compiled = render::compile(template);
+            let compiled = compiled.map_err(|why| format!("a template can't be read: {why}"));
+            self.take(place, compiled);
+        }
+    }
+
+    fn retry(&mut self, place: &str, retry: &Retry) {
+        let rising = retry.first_ms > 0 && retry.max_ms >= retry.first_ms;
+        let what = "`retry`: write a `first` above zero and a `max` that is not below it";
+        self.check(rising, place, what);
+        let days = Retry::HORIZON_MAX.as_secs() / (24 * 3600);
+        let horizon = is_within(retry.horizon_ms, Retry::HORIZON_MAX);
+        let what = format!("`retry`: write a `horizon` above zero and up to {days} days");
+        self.check(horizon, place, &what);
+        let what = "`retry`: write `faults = 1` or more";
+        self.check(retry.faults_max > 0, place, what);
+    }
+
+    fn http(&mut self, place: &str, http: &HttpSend) {
+        match &http.to {
+            Target::Destination(id) => self.name(&format!("{place}: the destination"), id),
+            Target::Pool(id) => self.name(&format!("{place}: the pool"), id),
+            Target::Url(url) => {
+                let checked = freeze::origin(url).map(drop);
+                self.take(place, checked.map_err(|what| format!("`url`: {what}")));
+            }
+        }
+        let what = "`method`: write one such as \"POST\"";
+        self.check(freeze::is_method(&http.method), place, what);
+        if let Some(Text::Plain(path)) = &http.path {
+            self.take(place, freeze::check_path(path));
+        }
+        for (name, value) in &http.headers {
+            let parsed = HeaderName::from_bytes(name.as_bytes());
+            let free = parsed.is_ok_and(|name| !freeze::is_reserved_header(&name));
+            let what = format!(
+                "header `{}` can't be set; leave it out",
+                name.escape_debug()
+            );
+            self.check(free, place, &what);
+            if let Text::Plain(value) = value {
+                self.take(place, freeze::check_header_value(name, value));
+            }
+        }
+    }
+}
+
+fn is_within(ms: u64, longest: Duration) -> bool {
+    ms > 0 && Duration::from_millis(ms) <= longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{OnFailure, Success};
+    use super::*;
+
+    fn effect() -> Effect {
+        Effect {
+            send: Send::Http(HttpSend {
+                to: Target::Url("https://example.com/hook".to_owned()),
+                method: "POST".to_owned(),
+                path: Some(Text::Template("/orders/{{ input.id }}".to_owned())),
+                headers: vec![("x-a".to_owned(), Text::Plain("b".to_owned()))],
+                success: Success::Ok,
+                answer_bytes_max: 1024,
+            }),
+            payload: Payload::Decision,
+            retry: Retry::DEFAULT,
+            timeout_ms: 10_000,
+        }
+    }
+
+    fn workflow(steps: Vec<Step>) -> Workflow {
+        Workflow {
+            name: "order".to_owned(),
+            steps,
+        }
+    }
+
+    fn step(name: &str, action: Action) -> Step {
+        Step {
+            name: name.to_owned(),
+            action,
+            on_failure: OnFailure::Stop,
+            compensation: None,
+        }
+    }
+
+    #[test]
+    fn a_sound_workflow_passes() {
+        let steps = vec![
+            step("charge", Action::Effects(vec![effect(), effect()])),
+            step("pause", Action::Wait { for_ms: 1 }),
+        ];
+        assert_eq!(workflow(steps).check(), Ok(()));
+    }
+
+    #[test]
+    fn everything_wrong_is_told_at_once_with_its_place() {
+        let mut bad = effect();
+        bad.timeout_ms = 0;
+        bad.retry.faults_max = 0;
+        bad.payload = Payload::Template {
+            template: "{{ a".to_owned(),
+            content_type: "a\nb".to_owned(),
+        };
+        bad.send = Send::Http(HttpSend {
+            to: Target::Url("ftp://a/b".to_owned()),
+            method: "CONNECT".to_owned(),
+            path: Some(Text::Plain("//b".to_owned())),
+            headers: vec![
+                ("Idempotency-Key".to_owned(), Text::Plain("k".to_owned())),
+                ("x-b".to_owned(), Text::Plain("a\r\nb".to_owned())),
+            ],
+            success: Success::Ok,
+            answer_bytes_max: 1024,
+        });
+        let mut undo = step("x y", Action::Wait { for_ms: 0 });
+        undo.compensation = Some(bad);
+        let empty = step("a", Action::Effects(Vec::new()));
+        let signal = Action::Signal {
+            signal: String::new(),
+            timeout_ms: Some(0),
+        };
+        let steps = vec![undo, empty, step("a", signal)];
+        let wrong = workflow(steps).check().unwrap_err();
+        insta::assert_snapshot!(wrong.join("\n"));
+    }
+
+    #[test]
+    fn no_steps_and_too_many_are_refused() {
+        assert!(workflow(Vec::new()).check().is_err());
+        let steps = (0..=STEPS_MAX).map(|n| step(&format!("s{n}"), Action::Wait { for_ms: 1 }));
+        let wrong = workflow(steps.collect()).check().unwrap_err();
+        assert_eq!(wrong, ["workflow `order`: write 1 to 100 steps"]);
+    }
+}

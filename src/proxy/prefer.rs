@@ -1,0 +1,51 @@
+//! How long a client wants to be waited for: `Prefer: wait=N` (RFC 7240 section 4.3). Pure.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+const PREFER: HeaderName = HeaderName::from_static("prefer");
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// What the client asks for, but at most this. `None`: it asks for nothing.
+pub fn wait(headers: &HeaderMap, most: Duration) -> Option<Duration> {
+    let preferred = headers
+        .get_all(PREFER)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split([',', ';']))
+        .filter_map(|preference| preference.split_once('='))
+        .filter(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
+        .find_map(|(_, seconds)| seconds.trim().trim_matches('"').parse().ok());
+    preferred.map(|seconds| most.min(Duration::from_secs(seconds)))
+}
+
+/// Says that the client was waited for, and how long at most (section 3).
+pub fn applied(headers: &mut HeaderMap, wait: Duration) {
+    if let Ok(value) = HeaderValue::from_str(&format!("wait={}", wait.as_secs())) {
+        headers.append(PREFERENCE_APPLIED, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_found_among_other_preferences_and_bounded() {
+        let asked = |lines: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(PREFER, line.parse().unwrap());
+            }
+            wait(&headers, Duration::from_secs(25)).map(|wait| wait.as_secs())
+        };
+        assert_eq!(asked(&[]), None);
+        assert_eq!(asked(&["respond-async"]), None);
+        assert_eq!(asked(&["wait=0"]), Some(0));
+        assert_eq!(asked(&["respond-async, WAIT = \"7\""]), Some(7));
+        assert_eq!(asked(&["return=minimal", "wait=7", "wait=9"]), Some(7));
+        assert_eq!(asked(&["wait=100"]), Some(25));
+        assert_eq!(asked(&["wait=soon"]), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! The ends of tries.
+
+use sqlx::postgres::PgRow;
+
+use super::claims::{ascii, bind_claims};
+use super::rows::{cell, refused};
+use crate::domain::intent::{End, Finish, Finished, Note, diagnostic};
+use crate::domain::message::Recorded;
+use crate::store::StoreError;
+use crate::store::outbox::{attempt_status, first_told, outcome_word};
+use crate::store::postgres::batch::{in_doubt, in_rounds};
+use crate::store::postgres::routing::nth;
+use crate::store::postgres::row::to_ms;
+use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
+
+/// How often an end is told that lost races against claims; each of these takes a lease.
+const RACES_MAX: usize = 8;
+
+/// Whether the intent is over with this end.
+macro_rules! over {
+    () => {
+        "(b.delivered or b.dead or i.withdrawn)"
+    };
+}
+
+/// A claim that came between shows in that `o`, the row as the statement found it, differs; then
+/// nothing happens and the end is told again. Who says "delivered" and has not the claim any more
+/// must have had it; whoever has it now is told by its own end, its attempt is lost here.
+const FINISH: &str = concat!(
+    "with ended as ( \
+        update eec_effect_intent i \
+        set status = case when b.delivered then 'completed' when i.withdrawn then 'discarded' \
+                when b.dead then 'dead' else i.status end, \
+            changed = i.changed or ",
+    over!(),
+    ", claim_token = null, \
+            due_at = case when not ",
+    over!(),
+    " then now() + b.after_ms * interval '1 ms' end, \
+            ended_at = case when ",
+    over!(),
+    " then now() end, \
+            tries = greatest(i.tries - (b.attempt = 'released')::int, 0), \
+            faults = i.faults + b.item_fault::int, deaths = 0, \
+            outcome = case when b.attempt = 'released' then i.outcome else b.outcome end, \
+            answer_status = case when b.attempt = 'released' then i.answer_status \
+                else b.answer_status end, \
+            diagnostic = case when b.attempt = 'released' then i.diagnostic \
+                else b.diagnostic end \
+        from unnest($1::text[], $2::uuid[], $3::uuid[], $4::text[], $5::bool[], $6::bool[], \
+            $7::bool[], $8::bigint[], $9::bool[], $10::text[], $11::int[], $12::text[], \
+            $13::smallint[], $14::bytea[], $15::bytea[]) with ordinality \
+            as b(tenant_scope, intent_id, stamp, attempt, delivered, dead, fenced, after_ms, \
+            item_fault, outcome, answer_status, diagnostic, kept_status, kept_headers, \
+            kept_body, n) \
+        join eec_effect_intent o on o.tenant_scope = b.tenant_scope \
+            and o.intent_id = b.intent_id \
+        where i.tenant_scope = b.tenant_scope and i.intent_id = b.intent_id \
+            and i.status = 'pending' and i.claim_token is not distinct from o.claim_token \
+            and (i.claim_token = b.stamp or (b.delivered and not b.fenced and b.intent_id = \
+                (select a.intent_id from eec_run_attempt a where a.tenant_scope = b.tenant_scope \
+                    and a.run_id = i.run_id and a.stamp = b.stamp))) \
+        returning b.*, i.run_id, o.claim_token as held \
+    ), own as ( \
+        update eec_run_attempt a \
+        set status = e.attempt, ended_at = now(), outcome = e.outcome, \
+            answer_status = e.answer_status, diagnostic = e.diagnostic \
+        from ended e where a.tenant_scope = e.tenant_scope and a.run_id = e.run_id \
+            and a.stamp = e.stamp \
+    ), lost as ( \
+        update eec_run_attempt a set status = 'lost', ended_at = now() from ended e \
+        where a.tenant_scope = e.tenant_scope and a.run_id = e.run_id and a.stamp = e.held \
+            and e.held <> e.stamp and a.status = 'open' \
+    ), kept as ( \
+        insert into eec_effect_body (tenant_scope, intent_id, part, status, headers, body) \
+        select tenant_scope, intent_id, 'answer', kept_status, kept_headers, kept_body \
+        from ended where kept_status is not null \
+        on conflict (tenant_scope, intent_id, part) do nothing \
+    ) \
+    select n from ended"
+);
+
+const FINISHED_BEFORE: &str = "\
+    select b.n, i.status = 'pending' as pending, i.claim_token = b.stamp as own, \
+        a.status as attempt, a.outcome \
+    from unnest($1::text[], $2::uuid[], $3::uuid[]) with ordinality \
+        as b(tenant_scope, intent_id, stamp, n) \
+    join eec_effect_intent i on i.tenant_scope = b.tenant_scope and i.intent_id = b.intent_id \
+    left join eec_run_attempt a on a.tenant_scope = b.tenant_scope and a.run_id = i.run_id \
+        and a.stamp = b.stamp and a.intent_id = b.intent_id";
+
+impl Runner {
+    pub(super) async fn finish_tries(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
+        let first = first_told(ends);
+        let told_once: Vec<usize> = (0..ends.len()).filter(|at| first[*at] == *at).collect();
+        let rounds = in_rounds(told_once.len(), |at| &ends[told_once[at]].key);
+        let mut finished = vec![Finished::Stale; ends.len()];
+        for (nth_round, round) in rounds.iter().enumerate() {
+            let mut open: Vec<usize> = round.iter().map(|at| told_once[*at]).collect();
+            for race in 0..RACES_MAX {
+                let taken = self.finishing(ends, &open).await;
+                let taken = if nth_round + race > 0 {
+                    taken.map_err(in_doubt)
+                } else {
+                    taken
+                };
+                for row in &taken? {
+                    finished[open[nth(row)?]] = Finished::Taken;
+                }
+                open.retain(|index| finished[*index] == Finished::Stale);
+                open = self.undecided(ends, &open, &mut finished).await?;
+                if open.is_empty() {
+                    break;
+                }
+            }
+        }
+        Ok(first.into_iter().map(|at| finished[at]).collect())
+    }
+
+    async fn finishing(&self, ends: &[Finish], round: &[usize]) -> Result<Vec<PgRow>, StoreError> {
+        let told = |text| {
+            self.rows(Repeat::Safe, move || {
+                bind_ends(fixed(FINISH), ends, round, text)
+            })
+        };
+        match told(diagnostic).await {
+            Err(error) if refused(&error) => told(ascii).await,
+            rows => rows,
+        }
+    }
+
+    /// Looks why these were not taken. Gives back those that only lost a race.
+    async fn undecided(
+        &self,
+        ends: &[Finish],
+        missed: &[usize],
+        finished: &mut [Finished],
+    ) -> Result<Vec<usize>, StoreError> {
+        let mut races = Vec::new();
+        if missed.is_empty() {
+            return Ok(races);
+        }
+        let rows = self.rows(Repeat::Safe, || {
+            let claims = missed.iter().map(|at| (&ends[*at].key, ends[*at].stamp));
+            bind_claims(fixed(FINISHED_BEFORE), &claims)
+        });
+        for row in &rows.await.map_err(in_doubt)? {
+            let index = missed[nth(row)?];
+            let Finish { end, note, .. } = &ends[index];
+            let attempt: Option<&str> = cell(row, "attempt")?;
+            let outcome: Option<&str> = cell(row, "outcome")?;
+            let own: Option<bool> = cell(row, "own")?;
+            let anybodys = matches!(end, End::Delivered { fenced: false, .. });
+            if attempt == Some(attempt_status(end)) && outcome == Some(&outcome_word(note)) {
+                finished[index] = Finished::Taken;
+            } else if cell(row, "pending")?
+                && (own == Some(true) || (anybodys && attempt.is_some()))
+            {
+                races.push(index);
+            }
+        }
+        Ok(races)
+    }
+}
+
+fn bind_ends(
+    statement: Statement,
+    ends: &[Finish],
+    round: &[usize],
+    text: fn(&str) -> String,
+) -> Statement {
+    let all = || round.iter().map(|index| &ends[*index]);
+    let flags = |of: fn(&End) -> bool| all().map(|told| of(&told.end)).collect::<Vec<_>>();
+    let after = |end: &End| match end {
+        End::Again { after, .. } | End::GivenBack { after } => to_ms(*after),
+        End::Delivered { .. } | End::Dead { .. } => 0,
+    };
+    let notes = || all().map(|told| &told.note);
+    let diagnostics = notes().map(|note| note.diagnostic.as_deref().map(text));
+    let status = |note: &Note| note.answer_status.map(i32::from);
+    let kept = || all().map(|told| kept(&told.end));
+    // An answer's status is below 600.
+    let kept_status = |kept: &Recorded| i16::try_from(kept.status).unwrap_or_default();
+    let headers: Vec<Option<&[u8]>> = kept().map(|a| a.map(|a| a.headers.as_bytes())).collect();
+    let bodies: Vec<Option<&[u8]>> = kept().map(|a| a.and_then(|a| a.body.as_deref())).collect();
+    bind_claims(statement, &all().map(|told| (&told.key, told.stamp)))
+        .bind(all().map(|t| attempt_status(&t.end)).collect::<Vec<_>>())
+        .bind(flags(|end| matches!(end, End::Delivered { .. })))
+        .bind(flags(|end| matches!(end, End::Dead { .. })))
+        .bind(flags(|end| {
+            !matches!(end, End::Delivered { fenced: false, .. })
+        }))
+        .bind(all().map(|told| after(&told.end)).collect::<Vec<_>>())
+        .bind(flags(|end| {
+            let (End::Again { item_fault, .. } | End::Dead { item_fault }) = end else {
+                return false;
+            };
+            *item_fault
+        }))
+        .bind(notes().map(outcome_word).collect::<Vec<_>>())
+        .bind(notes().map(status).collect::<Vec<_>>())
+        .bind(diagnostics.collect::<Vec<_>>())
+        .bind(kept().map(|kept| kept.map(kept_status)).collect::<Vec<_>>())
+        .bind(headers)
+        .bind(bodies)
+}
+
+fn kept(end: &End) -> Option<&Recorded> {
+    match end {
+        End::Delivered { answer, .. } => answer.as_ref(),
+        _ => None,
+    }
+}

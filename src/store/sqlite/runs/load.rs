@@ -1,0 +1,144 @@
+//! What ticks are made from: which runs something happened to, and how they stand.
+
+use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
+
+use super::cells::{answer, run, run_columns, run_key, run_status, seen};
+use crate::domain::message::Recorded;
+use crate::domain::run::{LoadedRun, RunKey, RunStatus};
+use crate::store::StoreError;
+use crate::store::runs::due;
+use crate::store::sqlite::failure::{self, Stage};
+use crate::store::sqlite::rows::Cells;
+
+const TIMERS: &str = "\
+    select tenant_scope, run_id from eec_run \
+    where due_at is not null and due_at <= ?1 order by due_at limit ?2";
+
+/// Tenants that have something, each found by its own look at the index.
+const TENANTS: &str = "\
+    with recursive tenants(tenant_scope) as ( \
+        select min(tenant_scope) from eec_effect_intent where changed \
+        union all \
+        select (select min(i.tenant_scope) from eec_effect_intent i \
+                where i.changed and i.tenant_scope > t.tenant_scope) \
+        from tenants t where t.tenant_scope is not null \
+        limit ?1 + 1) \
+    select tenant_scope from tenants where tenant_scope is not null limit ?1";
+
+/// An intent is told by its run, so some repeat.
+const CHANGED: &str = "\
+    select tenant_scope, run_id from eec_effect_intent \
+    where changed and tenant_scope = ?1 order by tenant_scope, run_id limit ?2";
+
+const CHANGED_OF_ALL: &str = "\
+    select tenant_scope, run_id from eec_effect_intent \
+    where changed order by tenant_scope, run_id limit 2 * ?1";
+
+const LOAD: &str = concat!(
+    "select ",
+    run_columns!(),
+    ", coalesce(r.due_at <= ?3, 0) as timer_over from eec_run r \
+      where r.tenant_scope = ?1 and r.run_id = ?2"
+);
+
+const INTENTS: &str = "\
+    select i.seq, i.status, i.changed, i.tries, i.has_body, i.outcome, i.diagnostic, \
+           a.status as answer_status, a.headers as answer_headers, a.body as answer_body \
+    from eec_effect_intent i left join eec_effect_body a \
+      on a.tenant_scope = i.tenant_scope and a.intent_id = i.intent_id and a.part = 'answer' \
+         and i.changed and i.status = 'completed' \
+    where i.tenant_scope = ?1 and i.run_id = ?2 \
+      and (i.changed or i.status in ('pending', 'dead', 'quarantined')) \
+    order by i.seq";
+
+const ANSWER: &str = "\
+    select r.status, a.status as answer_status, a.headers as answer_headers, \
+           a.body as answer_body \
+    from eec_run r left join eec_effect_body a \
+      on a.tenant_scope = r.tenant_scope and a.intent_id = ?3 and a.part = 'answer' \
+    where r.tenant_scope = ?1 and r.run_id = ?2";
+
+/// Every statement, for the test of their plans.
+#[cfg(test)]
+pub const STATEMENTS: [&str; 7] = [
+    TIMERS,
+    TENANTS,
+    CHANGED,
+    CHANGED_OF_ALL,
+    LOAD,
+    INTENTS,
+    ANSWER,
+];
+
+/// Runs that something happened to: timers, the oldest first; changed intents, of each tenant its
+/// share; and more of those when the shares of the others are not used up.
+pub async fn due(
+    connection: &mut SqliteConnection,
+    now_ms: i64,
+    limit: u32,
+) -> Result<Vec<RunKey>, StoreError> {
+    let timers = sqlx::query(TIMERS).bind(now_ms).bind(limit);
+    let timers = keys(timers.fetch_all(&mut *connection).await)?;
+    let tenants = sqlx::query_scalar(TENANTS).bind(limit);
+    let tenants: Result<Vec<String>, _> = tenants.fetch_all(&mut *connection).await;
+    let tenants = failure::sort(tenants, Stage::Before)?;
+    let each = limit / u32::try_from(tenants.len()).unwrap_or(limit).max(1);
+    let mut shares = Vec::new();
+    for tenant in &tenants {
+        let share = sqlx::query(CHANGED).bind(tenant).bind(each.max(1));
+        shares.extend(keys(share.fetch_all(&mut *connection).await)?);
+    }
+    let rest = sqlx::query(CHANGED_OF_ALL).bind(limit);
+    let rest = keys(rest.fetch_all(connection).await)?;
+    Ok(due::in_turn(timers, shares, rest, limit))
+}
+
+/// Reads runs. The caller holds one snapshot over all of it.
+pub async fn load(
+    connection: &mut SqliteConnection,
+    now_ms: i64,
+    keys: &[RunKey],
+) -> Result<Vec<Option<LoadedRun>>, StoreError> {
+    let mut loaded = Vec::with_capacity(keys.len());
+    for key in keys {
+        let row = of_run(LOAD, key).bind(now_ms);
+        let row = row.fetch_optional(&mut *connection).await;
+        let Some(row) = failure::sort(row, Stage::Before)? else {
+            loaded.push(None);
+            continue;
+        };
+        let intents = of_run(INTENTS, key).fetch_all(&mut *connection).await;
+        let intents = failure::sort(intents, Stage::Before)?;
+        loaded.push(Some(LoadedRun {
+            run: run(&row)?,
+            intents: intents.iter().map(seen).collect::<Result<_, _>>()?,
+            timer_over: Cells::new(&row, "eec_run").get::<i64>("timer_over")? != 0,
+        }));
+    }
+    Ok(loaded)
+}
+
+/// How a run stands, with its first intent's answer.
+pub async fn run_answer(
+    connection: &mut SqliteConnection,
+    key: &RunKey,
+) -> Result<Option<(RunStatus, Option<Recorded>)>, StoreError> {
+    let row = of_run(ANSWER, key).bind(key.id.intent(1).0);
+    let row = row.fetch_optional(connection).await;
+    let row = failure::sort(row, Stage::Before)?;
+    row.map(|row| Ok((run_status(&row)?, answer(&row)?)))
+        .transpose()
+}
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
+
+/// A statement with a run's key as its first two parameters.
+pub fn of_run<'q>(sql: &'static str, key: &'q RunKey) -> Query<'q> {
+    sqlx::query(sql).bind(key.tenant.as_str()).bind(key.id.0)
+}
+
+fn keys(rows: Result<Vec<SqliteRow>, sqlx::Error>) -> Result<Vec<RunKey>, StoreError> {
+    let rows = failure::sort(rows, Stage::Before)?;
+    rows.iter().map(run_key).collect()
+}

@@ -1,0 +1,159 @@
+//! How tries end: claims that are lost, shutdowns, stores that do not answer.
+
+use std::time::Duration;
+
+use oncegate::config::OutboxConfig;
+use oncegate::domain::intent::{ClaimWish, IntentClaimed, IntentKey, IntentStatus, Stamp};
+use oncegate::ids;
+
+use super::fixture::{Rig, config, http, put};
+use crate::support::clock::eventually;
+use crate::support::destination::{Act, Destination};
+use crate::support::rows::Kind;
+
+/// Takes the claim away, as if its lease had ended here and another worker had been faster.
+async fn steal(rig: &Rig, key: &IntentKey) -> Stamp {
+    let due = match rig.database {
+        crate::support::rows::Database::Sqlite(_) => "0",
+        crate::support::rows::Database::Postgres(_) => "now() - interval '1 second'",
+    };
+    let sql = format!("update eec_effect_intent set due_at = {due}");
+    rig.database.execute(&sql).await;
+    let wish = ClaimWish {
+        key: key.clone(),
+        stamp: ids::stamp(),
+        lease: Duration::from_hours(1),
+        worker: "another".to_owned(),
+    };
+    let claimed = rig.store.claim(std::slice::from_ref(&wish)).await.unwrap();
+    assert!(matches!(claimed[0], IntentClaimed::Won(_)), "{claimed:?}");
+    wish.stamp
+}
+
+async fn stolen(kind: Kind, act: Act) -> (Rig, IntentKey) {
+    let there = Destination::start().await;
+    there.always(Act::After(Duration::from_millis(800), Box::new(act)));
+    let rig = Rig::store(kind).await;
+    rig.drain(&[http("shop", &there.url("/"))], &config());
+    let key = rig.put_one(put("shop", "key-1")).await;
+    there.until(1).await;
+    steal(&rig, &key).await;
+    eventually("the answer is there", async || {
+        (there.open() == 0).then_some(())
+    })
+    .await;
+    (rig, key)
+}
+
+async fn late(kind: Kind) {
+    let (rig, key) = stolen(kind, Act::Answer(422, Vec::new())).await;
+    let soft = rig.soft.clone();
+    soft.cancel();
+    let line = rig.line(&key).await;
+    assert!(line.claimed && line.status == IntentStatus::Pending && line.faults == 0);
+    assert_eq!(rig.attempts().await, [("open", 1), ("lost", 1)].into());
+    rig.stop().await;
+    let (rig, key) = stolen(kind, Act::Answer(200, Vec::new())).await;
+    let line = rig.until_status(&key, IntentStatus::Completed).await;
+    assert!(!line.claimed);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_late_failure_changes_nothing_and_a_late_success_is_taken_sqlite() {
+    late(Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn a_late_failure_changes_nothing_and_a_late_success_is_taken_postgres() {
+    late(Kind::Postgres).await;
+}
+
+#[tokio::test]
+async fn heartbeats_keep_a_claim_through_a_call_that_is_longer_than_its_lease() {
+    let there = Destination::start().await;
+    let slow = Act::After(
+        Duration::from_secs(3),
+        Box::new(Act::Answer(200, Vec::new())),
+    );
+    there.always(slow);
+    let rig = Rig::store(Kind::Sqlite).await;
+    let short = OutboxConfig {
+        claim_lease: Duration::from_millis(900),
+        ..config()
+    };
+    rig.drain(&[http("shop", &there.url("/"))], &short);
+    let key = rig.put_one(put("shop", "key-1")).await;
+    let line = rig.until_status(&key, IntentStatus::Completed).await;
+    assert_eq!((line.tries, line.deaths), (1, 0));
+    assert_eq!(there.received().len(), 1);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_soft_shutdown_lets_what_was_sent_end_and_claims_nothing_more() {
+    let there = Destination::start().await;
+    let slow = Act::After(
+        Duration::from_millis(600),
+        Box::new(Act::Answer(200, Vec::new())),
+    );
+    there.always(slow);
+    let rig = Rig::start(&[http("shop", &there.url("/"))]).await;
+    let sent = rig.put_one(put("shop", "key-1")).await;
+    there.until(1).await;
+    rig.soft.cancel();
+    let late = rig.put_one(put("shop", "key-2")).await;
+    rig.until_status(&sent, IntentStatus::Completed).await;
+    let line = rig.line(&late).await;
+    assert_eq!(
+        (line.status, line.tries, line.claimed),
+        (IntentStatus::Pending, 0, false)
+    );
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_hard_shutdown_leaves_what_was_sent_due_at_once_and_blames_nobody() {
+    let there = Destination::start().await;
+    there.always(Act::Hang);
+    let rig = Rig::start(&[http("shop", &there.url("/"))]).await;
+    let key = rig.put_one(put("shop", "key-1")).await;
+    there.until(1).await;
+    rig.hard.cancel();
+    let line = rig.tried(&key).await;
+    assert_eq!(line.outcome.as_deref(), Some("cut"));
+    assert_eq!((line.faults, line.deaths, line.claimed), (0, 0, false));
+    assert_eq!(line.status, IntentStatus::Pending);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_gone_when_a_try_ends_hears_of_it_when_it_is_back() {
+    let there = Destination::start().await;
+    let slow = Act::After(
+        Duration::from_millis(500),
+        Box::new(Act::Answer(200, Vec::new())),
+    );
+    there.always(slow);
+    let rig = Rig::store(Kind::Sqlite).await;
+    rig.drain(&[http("shop", &there.url("/"))], &config());
+    let key = rig.put_one(put("shop", "key-1")).await;
+    there.until(1).await;
+    // Every end is refused while this trigger is there.
+    rig.database
+        .execute(
+            "create trigger refuse before update of status on eec_effect_intent \
+             begin select raise(abort, 'refused'); end",
+        )
+        .await;
+    eventually("the answer is there", async || {
+        (there.open() == 0).then_some(())
+    })
+    .await;
+    assert_eq!(rig.line(&key).await.status, IntentStatus::Pending);
+    rig.database.execute("drop trigger refuse").await;
+    let line = rig.until_status(&key, IntentStatus::Completed).await;
+    assert_eq!(line.tries, 1);
+    assert_eq!(there.received().len(), 1, "it was not sent again");
+    rig.stop().await;
+}
