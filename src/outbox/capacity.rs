@@ -229,8 +229,9 @@ impl Rooms {
     /// Forgets every idle place when there are too many.
     fn make_room(&mut self) -> bool {
         if self.on_demand >= PLACES_MAX {
+            let now = Instant::now();
             self.places
-                .retain(|_, place| place.configured || !place.is_idle());
+                .retain(|_, place| place.configured || !place.is_idle(now));
             let configured = self
                 .places
                 .values()
@@ -278,8 +279,10 @@ impl Place {
         (!held).then(|| bucket.wait(now))
     }
 
-    fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.breaker.is_calm()
+    /// Nothing is on its way, and its breaker holds nothing back now: a place for a host that
+    /// failed once and is never asked again must not stay for ever.
+    fn is_idle(&self, now: Instant) -> bool {
+        self.in_flight == 0 && !matches!(self.breaker.passage(now), Passage::Shut(_))
     }
 }
 

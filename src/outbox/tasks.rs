@@ -110,7 +110,12 @@ impl Tasks {
             if wishes.is_empty() {
                 break;
             }
-            let keys = self.store.due(&wishes).await?;
+            let keys = match self.store.due(&wishes).await {
+                Ok(keys) => keys,
+                // What was won before must reach its worker.
+                Err(_) if !won.is_empty() => break,
+                Err(error) => return Err(error),
+            };
             let claimed = self.claim_all(keys, lease, worker).await;
             match claimed {
                 Ok(claimed) if claimed.is_empty() => break,

@@ -162,10 +162,11 @@ impl<'a> Freezer<'a> {
                 message.content_type = Some(content_type.clone());
             }
             Payload::Request => {
-                if let Some(request) = &self.subject.request {
-                    message.body = request.body.bytes();
-                    message.content_type.clone_from(&request.content_type);
-                }
+                let request = self.subject.request.as_ref();
+                let request =
+                    request.ok_or("the payload: this decision was told without a request")?;
+                message.body = request.body.bytes();
+                message.content_type.clone_from(&request.content_type);
             }
             Payload::Decision => {
                 let decision = self.subject.decision.as_ref();

@@ -1,6 +1,8 @@
 //! What was done is undone: first whatever is still on its way is withdrawn, then the
 //! compensations run in reverse order, one after another.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::history;
@@ -8,6 +10,9 @@ use super::progress::{At, Doing, Ending, Span};
 use super::tick::{Machine, is_dead};
 use super::{RunStatus, Timer};
 use crate::domain::intent::{IntentStatus, Order};
+
+/// How often intents that are to be withdrawn are looked at while a worker has them.
+const WITHDRAW_AGAIN: Duration = Duration::from_mins(1);
 
 impl Machine<'_> {
     /// Turns around. `span`: the intents of the step at `index`, if it has any.
@@ -47,6 +52,7 @@ impl Machine<'_> {
             }
         }
         if pending {
+            self.timer = Timer::In(WITHDRAW_AGAIN);
             self.progress.at = At::Withdrawing {
                 index,
                 span,
@@ -64,9 +70,17 @@ impl Machine<'_> {
             let intent = self.seen.get(&seq);
             intent.is_some_and(|intent| intent.status == IntentStatus::Pending)
         };
-        if !span.open().any(is_pending) {
+        let pending: Vec<i64> = span.open().filter(|seq| is_pending(*seq)).collect();
+        if pending.is_empty() {
+            self.timer = Timer::Clear;
             self.leave(index, span.ran);
             self.undo_next(ending);
+        } else if self.timer == Timer::Clear {
+            // Whoever had it may be gone, and nobody claim it any more.
+            for seq in pending {
+                self.order(seq, IntentStatus::Pending, Order::Withdraw);
+            }
+            self.timer = Timer::In(WITHDRAW_AGAIN);
         }
     }
 

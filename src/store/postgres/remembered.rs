@@ -95,7 +95,10 @@ pub(super) const RECLAIM: &str = concat!(reclaim!(), "returning r.generation, r.
 pub(super) const RECLAIM_REMEMBERED: &str = concat!(
     "with won as (",
     reclaim!(),
-    "returning r.*), kept as (",
+    // The id may have won a claim since it was looked up: it never wins a second one.
+    "and not exists (select 1 from eec_routing_claim c where c.tenant_scope = $1 \
+        and c.request_id = $13::uuid and c.keep_until > now()) \
+    returning r.*), kept as (",
     remember!("$13::uuid", ""),
     ") select generation, generation_id from won"
 );

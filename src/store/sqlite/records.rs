@@ -72,6 +72,13 @@ pub async fn reclaim(
     claim: &Claim,
     seen: AttemptToken,
 ) -> Result<Option<Claimed>, StoreError> {
+    // The id may have won a claim since it was looked up: it never wins a second one.
+    if let Some(request_id) = claim.request_id {
+        let first = remembered::find(connection, now_ms, &claim.key.tenant, request_id).await?;
+        if first.is_some_and(|first| first.token != claim.token) {
+            return Ok(None);
+        }
+    }
     let reclaimed = stamped(RECLAIM, claim, now_ms)
         .bind(seen.0)
         .fetch_optional(&mut *connection)

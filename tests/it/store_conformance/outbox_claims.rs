@@ -60,11 +60,8 @@ pub async fn a_claim_gets_all_that_is_sent(on: &Fixture) {
     assert_eq!(claimed.idempotency_key, "key-1");
     assert_eq!(claimed.stamp, wish.stamp);
     assert_eq!((claimed.tries, claimed.faults), (1, 0));
-    assert!(
-        (60..90).contains(&claimed.age.as_secs()),
-        "{:?}",
-        claimed.age
-    );
+    // However long it waited: the horizon counts from the first try.
+    assert!(claimed.age.as_secs() < 30, "{:?}", claimed.age);
     assert_eq!(claimed.sending, sending());
     assert_eq!(claimed.body, b"hello\0"[..]);
     assert_eq!(
@@ -170,18 +167,15 @@ pub async fn three_deaths_in_a_row_quarantine_an_intent(on: &Fixture) {
 }
 
 pub async fn a_try_that_ended_resets_the_deaths(on: &Fixture) {
-    for end in [again(), given_back()] {
+    for (end, left) in [(again(), 0), (given_back(), 2)] {
         let key = on.sow(&intent()).await;
         on.lost(&key).await;
         on.lost(&key).await;
         let third = on.claimed(&key).await;
         assert_eq!(on.line(&key).await.deaths, 2);
         assert_eq!(on.end(&third, end).await, Finished::Taken);
-        assert_eq!(on.line(&key).await.deaths, 0);
-        on.lost(&key).await;
-        on.lost(&key).await;
-        on.claimed(&key).await;
-        assert_eq!(on.line(&key).await.deaths, 2);
+        // One that was given back tells nothing of what killed the others.
+        assert_eq!(on.line(&key).await.deaths, left);
     }
 }
 

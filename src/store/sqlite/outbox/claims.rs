@@ -61,7 +61,7 @@ const SEE: &str = "\
 const TAKE: &str = "\
     update eec_effect_intent \
     set claim_token = ?3, due_at = ?4 + ?5, tries = tries + 1, \
-        first_due_at = coalesce(first_due_at, ?4) \
+        first_due_at = iif(tries = 0, ?4, coalesce(first_due_at, ?4)) \
     where tenant_scope = ?1 and intent_id = ?2";
 
 const OPEN: &str = "\

@@ -24,7 +24,7 @@ const END: &str = "\
     where tenant_scope = ?1 and intent_id = ?2";
 
 const AGAIN: &str = "\
-    update eec_effect_intent set claim_token = null, due_at = ?3, deaths = 0 \
+    update eec_effect_intent set claim_token = null, due_at = ?3 \
     where tenant_scope = ?1 and intent_id = ?2";
 
 const GIVE_BACK: &str = "\
@@ -33,7 +33,7 @@ const GIVE_BACK: &str = "\
 
 const NOTE: &str = "\
     update eec_effect_intent \
-    set faults = faults + ?3, outcome = ?4, answer_status = ?5, diagnostic = ?6 \
+    set faults = faults + ?3, outcome = ?4, answer_status = ?5, diagnostic = ?6, deaths = 0 \
     where tenant_scope = ?1 and intent_id = ?2";
 
 const CLOSE: &str = "\
