@@ -1,6 +1,6 @@
 //! The run: a durable state machine that a decision starts.
 //!
-//! [`begin`] makes it, [`tick`] moves it on: pure functions of the run, of what it has not taken
+//! [`begin()`] makes it, [`tick()`] moves it on: pure functions of the run, of what it has not taken
 //! in yet and of the time, which the store judges (a timer is over or not). A tick is committed by
 //! one conditional update on `record_version`; whoever loses reloads and computes again.
 //!

@@ -1,7 +1,5 @@
 //! The ends of tries: which are taken, and what they leave behind.
 
-use std::time::Duration;
-
 use oncegate::domain::intent::Finished::{Stale, Taken};
 use oncegate::domain::intent::{End, Finish, Finished, IntentClaimed, IntentStatus};
 

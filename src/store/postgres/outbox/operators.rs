@@ -14,7 +14,7 @@ use crate::store::postgres::row::{from_us, get, to_text, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 use crate::store::{Audit, Resolved, StoreError};
 
-/// What [`line`] reads of an intent `i` with its message `m`.
+/// What [`line()`] reads of an intent `i` with its message `m`.
 macro_rules! line_columns {
     () => {
         concat!(

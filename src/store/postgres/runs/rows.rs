@@ -28,7 +28,7 @@ macro_rules! run_columns {
     };
 }
 
-/// Those that [`line`] reads too.
+/// Those that [`line()`] reads too.
 macro_rules! line_columns {
     () => {
         ", r.created_at, r.updated_at, r.due_at, r.ended_at"

@@ -16,7 +16,7 @@ use crate::store::sqlite::failure::{self, Stage};
 use crate::store::sqlite::rows::{Cells, between};
 use crate::store::{Audit, Resolved, StoreError};
 
-/// What [`line`] reads, of the intents that follow.
+/// What [`line()`] reads, of the intents that follow.
 macro_rules! lines {
     ($from:literal) => {
         concat!(

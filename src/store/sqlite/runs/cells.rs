@@ -19,7 +19,7 @@ const ATTEMPTS: &str = "eec_run_attempt";
 const INTENTS: &str = "eec_effect_intent";
 const BODIES: &str = "eec_effect_body";
 
-/// What [`line`] reads.
+/// What [`line()`] reads.
 macro_rules! run_columns {
     () => {
         "r.tenant_scope, r.run_id, r.record_version, r.last_transition_seq, r.status, r.workflow, \
