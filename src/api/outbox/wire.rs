@@ -27,13 +27,9 @@ pub const LANE_BYTES_MAX: usize = 300;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntentsQuery {
-    #[serde(default, deserialize_with = "present")]
     tenant: Option<String>,
-    #[serde(default, deserialize_with = "present")]
     status: Option<String>,
-    #[serde(default, deserialize_with = "present")]
     destination: Option<String>,
-    #[serde(default, deserialize_with = "present")]
     run_id: Option<String>,
     limit: Option<u32>,
     cursor: Option<String>,
@@ -71,9 +67,13 @@ fn intent_cursor(cursor: &str) -> Result<IntentKey, String> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Filter {
+    #[serde(default, deserialize_with = "present")]
     tenant: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     status: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     destination: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     run_id: Option<String>,
 }
 
