@@ -21,7 +21,7 @@ use crate::config::{Config, DestinationKind};
 use crate::domain::policy::{Mode, Policy};
 use crate::domain::scope::PoolId;
 use crate::domain::workflow::{
-    Action, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Step, Workflow,
+    Action, EFFECTS, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Step, Workflow,
 };
 
 /// What a step may be, by the key that says so.
@@ -29,8 +29,6 @@ const ACTIONS: [&str; 8] = [
     "http", "pool", "url", "publish", "task", "effects", "wait", "signal",
 ];
 
-/// The name of a decision's own effects: of their step, and of their workflow if that is all.
-pub const EFFECTS: &str = "effects";
 /// How long one try may take at what is no configured destination, unless the effect says so.
 pub const TRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time that one try may take.
@@ -39,8 +37,6 @@ pub const TRY_TIMEOUT_MAX: Duration = Duration::from_hours(24);
 pub const WAIT_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 /// The most faults of an item that are suffered.
 pub const FAULTS_MAX: u64 = 1000;
-/// How much of an answer is kept for later steps, in bytes.
-pub const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 /// What effects and runs may refer to.
 #[derive(Clone, Debug, Default)]

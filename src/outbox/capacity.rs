@@ -411,4 +411,16 @@ mod tests {
         drop(busy);
         assert_eq!(capacity.total(), 9);
     }
+
+    /// Else hosts that failed once and are never asked again would keep all others out.
+    #[tokio::test(start_paused = true)]
+    async fn places_of_hosts_that_failed_once_make_room_for_others() {
+        let capacity = capacity(9, 9);
+        for n in 0..PLACES_MAX {
+            let host = format!("url:x{n}");
+            enter(&capacity, "a", &host).unwrap().say(Word::Fails);
+        }
+        let next = Destination("url:next".to_owned());
+        assert_eq!(capacity.of_destination(&next, Instant::now()), 2);
+    }
 }

@@ -19,12 +19,9 @@ use crate::domain::policy::Policy;
 use crate::domain::record::Committed;
 use crate::domain::run::{FollowUp, RequestSeen, RunId};
 use crate::domain::workflow::{
-    Action, Effect, HttpSend, OnFailure, Payload, Retry, Send, Step, Success, Target, Text,
+    Action, CALL, Effect, HttpSend, OnFailure, Payload, Retry, Send, Step, Success, Target, Text,
     Workflow,
 };
-
-/// The name of the step that makes the call, and of a run that does nothing else.
-pub const CALL: &str = "call";
 
 /// What follows from an accepted request: `outgoing` to the route's pool, then the route's
 /// follow-up.

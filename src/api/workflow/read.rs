@@ -4,9 +4,11 @@ use axum::http::{HeaderName, Method, Uri};
 use serde_json::Value;
 
 use super::fields::{Fields, checked_name, unknown};
-use super::{ANSWER_BYTES_MAX, Catalog, FAULTS_MAX, TRY_TIMEOUT_MAX, Times};
+use super::{Catalog, FAULTS_MAX, TRY_TIMEOUT_MAX, Times};
 use crate::domain::scope::PoolId;
-use crate::domain::workflow::{Effect, HttpSend, Payload, Retry, Send, Success, Target, Text};
+use crate::domain::workflow::{
+    ANSWER_BYTES_MAX, Effect, HttpSend, Payload, Retry, Send, Success, Target, Text,
+};
 
 /// The keys that say where an effect goes.
 const KINDS: [&str; 5] = ["http", "pool", "url", "publish", "task"];

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::domain::workflow::{HttpSend, Payload, Send, Success, Target, Text};
+use crate::domain::workflow::{ANSWER_BYTES_MAX, HttpSend, Payload, Send, Success, Target, Text};
 
 fn catalog() -> Catalog {
     let known = |is_http| Known {

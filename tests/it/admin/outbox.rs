@@ -292,6 +292,10 @@ async fn a_destination_is_paused_and_resumed_for_everybody() {
         destinations().await["destinations"][1]["destination"],
         "url:https://a.example:443"
     );
+    // What no configuration names may be another tenant's host or queue.
+    let seen = admin.get(ACME, "/v1/outbox/destinations").await.json();
+    assert_eq!(seen["destinations"].as_array().unwrap().len(), 1, "{seen}");
+    assert_eq!(seen["destinations"][0]["destination"], "mail");
     // It is every tenant's.
     let reply = admin
         .post(ACME, &format!("{at}/resume"), body.clone())

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::super::{RunStatus, history};
 use super::model::{
-    End, Model, http, new_run, on_failure, plain, retry, sends, template, waits, workflow,
+    End, Model, http, new_run, on_failure, plain, retry, run_about, sends, template, waits,
+    workflow,
 };
 use crate::domain::intent::{How, IntentStatus};
 use crate::domain::workflow::{Action, Effect, OnFailure, Payload, Send, Step, Success, Target};
@@ -65,6 +66,21 @@ fn keys_are_made_from_the_generation_and_the_place_and_the_first_may_be_given() 
     assert_ne!(made, second);
     let version = uuid::Uuid::parse_str(&made).unwrap().get_version_num();
     assert_eq!(version, 8);
+}
+
+/// An operator's word and a caller's completion bring no request: nothing empty is sent instead.
+#[test]
+fn a_request_that_nobody_knows_makes_the_run_stuck() {
+    let mut step = sends("a", &[""]);
+    let Action::Effects(effects) = &mut step.action else {
+        panic!()
+    };
+    effects[0].payload = Payload::Request;
+    let run = Model::of(1, run_about(1, &workflow(vec![step]), None, None));
+    assert_eq!(run.run.status, RunStatus::Stuck);
+    assert!(run.rows.is_empty());
+    let reason = run.run.reason.as_deref().unwrap();
+    assert!(reason.contains("without a request"), "{reason}");
 }
 
 #[test]

@@ -173,6 +173,23 @@ fn a_cancelled_run_waits_for_the_claim_that_is_out() {
     assert_eq!(bodies(&run), ["undo"]);
 }
 
+/// A worker may die with a claim on a lane that nobody pulls from any more.
+#[test]
+fn a_cancelled_run_does_not_wait_for_a_worker_that_is_gone() {
+    let steps = vec![undone_by("undo", sends("a", &["1"]))];
+    let mut run = Model::start(&workflow(steps));
+    let seq = run.claim().unwrap();
+    run.input(cancel()).unwrap();
+    run.time_passes();
+    assert_eq!(run.rows[&seq].status, IntentStatus::Pending, "it is held");
+    run.rows.get_mut(&seq).unwrap().claimed = false;
+    run.time_passes();
+    assert_eq!(run.rows[&seq].status, IntentStatus::Discarded);
+    run.delivers();
+    assert_eq!(bodies(&run), ["undo"]);
+    assert_eq!(run.run.status, RunStatus::Cancelled);
+}
+
 #[test]
 fn a_claim_that_was_given_back_has_done_nothing_to_undo() {
     let steps = vec![undone_by("undo", sends("a", &["1"]))];
