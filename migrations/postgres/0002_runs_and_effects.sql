@@ -86,7 +86,7 @@ create table eec_effect_intent (
     -- When it may be claimed: its first turn, the next try, or the end of the claim. Null: it waits
     -- for its turn, or is final.
     due_at              timestamptz,
-    -- When its turn came first: the horizon counts from here.
+    -- When its turn came; from the first try on, when that was: the horizon counts from here.
     first_due_at        timestamptz,
     -- Claims that were not given back.
     tries               integer     not null default 0,

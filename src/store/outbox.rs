@@ -80,7 +80,8 @@ pub struct IntentLine {
     pub idempotency_key: String,
     /// How it is sent.
     pub sending: Sending,
-    /// How long ago its turn came first; `None`: it has not.
+    /// How long ago its turn came or, once it was tried, its first try was; `None`: it is not its
+    /// turn yet.
     pub age: Option<Duration>,
     /// Whether a worker has it now.
     pub claimed: bool,

@@ -2,12 +2,12 @@
 
 use serde_json::json;
 
-use super::super::{RunStatus, history};
+use super::super::{Beginning, RunStatus, begin, history};
 use super::model::{
-    End, Model, http, new_run, on_failure, plain, retry, run_about, sends, template, waits,
-    workflow,
+    End, Model, decision, http, new_run, on_failure, plain, record, retry, run_key, sends,
+    template, waits, workflow,
 };
-use crate::domain::intent::{How, IntentStatus};
+use crate::domain::intent::{How, IntentStatus, Stamp};
 use crate::domain::workflow::{Action, Effect, OnFailure, Payload, Send, Step, Success, Target};
 
 #[test]
@@ -76,7 +76,19 @@ fn a_request_that_nobody_knows_makes_the_run_stuck() {
         panic!()
     };
     effects[0].payload = Payload::Request;
-    let run = Model::of(1, run_about(1, &workflow(vec![step]), None, None));
+    let new = begin(&Beginning {
+        workflow: &workflow(vec![step]),
+        run_id: run_key(1).id,
+        record: &record(),
+        key_seed: uuid::Uuid::from_u128(99),
+        first_key: None,
+        tick_id: Stamp(uuid::Uuid::from_u128(1)),
+        holds_record: false,
+        request: None,
+        decision: Some(&decision()),
+        input: json!(null),
+    });
+    let run = Model::of(1, new);
     assert_eq!(run.run.status, RunStatus::Stuck);
     assert!(run.rows.is_empty());
     let reason = run.run.reason.as_deref().unwrap();

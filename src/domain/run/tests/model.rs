@@ -87,22 +87,6 @@ pub(crate) fn decision() -> Recorded {
 }
 
 pub(crate) fn new_run(id: u128, workflow: &Workflow, first_key: Option<&str>) -> NewRun {
-    let request = RequestSeen {
-        method: "POST".to_owned(),
-        path: "/orders".to_owned(),
-        query: None,
-        content_type: Some("text/plain".to_owned()),
-        body: Bytes::from_static(b"\xff\x00raw"),
-    };
-    run_about(id, workflow, first_key, Some(request))
-}
-
-pub(crate) fn run_about(
-    id: u128,
-    workflow: &Workflow,
-    first_key: Option<&str>,
-    request: Option<RequestSeen>,
-) -> NewRun {
     begin(&Beginning {
         workflow,
         run_id: run_key(id).id,
@@ -111,7 +95,13 @@ pub(crate) fn run_about(
         first_key: first_key.map(str::to_owned),
         tick_id: Stamp(Uuid::from_u128(1)),
         holds_record: false,
-        request,
+        request: Some(RequestSeen {
+            method: "POST".to_owned(),
+            path: "/orders".to_owned(),
+            query: None,
+            content_type: Some("text/plain".to_owned()),
+            body: Bytes::from_static(b"\xff\x00raw"),
+        }),
         decision: Some(&decision()),
         input: serde_json::json!({ "name": "Ada" }),
     })
