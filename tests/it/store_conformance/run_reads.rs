@@ -10,6 +10,7 @@ use oncegate::store::runs::RunSearch;
 
 use super::fixture::{Fixture, LONG, claim, claim_of, key};
 use super::run_fixture::{changing, run_of, starting, tick, timer};
+use crate::support::rows::Kind;
 
 const ANSWERED: &str = "insert into eec_effect_body \
     (tenant_scope, intent_id, part, status, headers, body) \
@@ -240,16 +241,26 @@ pub async fn attempts_are_told_newest_first(on: &Fixture) {
     let key = on.begun("k", 2).await;
     on.begun("other", 2).await;
     // Each stands for one claim; ids of intents are as good as stamps.
-    let attempts = "insert into eec_run_attempt (tenant_scope, run_id, intent_id, stamp, try, \
-        worker, status, outcome, answer_status, diagnostic, started_at, ended_at) \
-        select i.tenant_scope, i.run_id, i.intent_id, i.intent_id, 2, 'w', 'failed', 'refused', \
-        503, 'busy', r.created_at, r.created_at from eec_effect_intent i join eec_run r \
-        on r.run_id = i.run_id where i.seq = 1";
+    let attempts = match on.raw.kind() {
+        Kind::Postgres => {
+            "insert into eec_run_attempt (tenant_scope, run_id, intent_id, stamp, try, \
+            worker, status, outcome, answer_status, diagnostic, started_at, ended_at) \
+            select i.tenant_scope, i.run_id, i.intent_id, i.intent_id, 2, 'w', 'failed', \
+            'refused', 503, 'busy', r.created_at - interval '1 s', \
+            r.created_at - interval '1 s' from eec_effect_intent i join eec_run r on r.run_id = i.run_id where i.seq = 1"
+        }
+        Kind::Sqlite => {
+            "insert into eec_run_attempt (tenant_scope, run_id, intent_id, stamp, try, \
+            worker, status, outcome, answer_status, diagnostic, started_at, ended_at) \
+            select i.tenant_scope, i.run_id, i.intent_id, i.intent_id, 2, 'w', 'failed', \
+            'refused', 503, 'busy', r.created_at - 1000, \
+            r.created_at - 1000 from eec_effect_intent i join eec_run r on r.run_id = i.run_id where i.seq = 1"
+        }
+    };
     on.raw.execute(attempts).await;
     let newest = "insert into eec_run_attempt (tenant_scope, run_id, intent_id, stamp, try, worker) \
         select tenant_scope, run_id, intent_id, intent_id, 1, 'v' from eec_effect_intent \
         where seq = 2";
-    tokio::time::sleep(Duration::from_millis(2)).await;
     on.raw.execute(newest).await;
     let told = on.store.attempts(&key, 9).await.unwrap();
     assert_eq!(told.len(), 2);
