@@ -36,6 +36,7 @@ macro_rules! on_postgres {
 mod accept;
 mod content;
 mod crash;
+mod crash_windows;
 mod duplicates;
 mod effects;
 mod effects_faults;

@@ -15,3 +15,5 @@ pub mod postgres;
 pub mod process;
 pub mod rows;
 pub mod upstream;
+pub mod wal;
+pub mod wiretap;

@@ -13,7 +13,7 @@ use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 use toml::Table;
@@ -391,6 +391,11 @@ impl TestGateway {
     pub fn sigterm(&mut self) {
         self.end_expected = false;
         self.process.signal(Signal::TERM);
+    }
+
+    /// The process, for who kills it at a moment of their own.
+    pub fn process_id(&self) -> Pid {
+        self.process.id()
     }
 
     /// Whether the process is there.

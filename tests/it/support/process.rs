@@ -84,9 +84,13 @@ impl Process {
     /// Sends a signal. Nothing happens when the process has ended.
     pub fn signal(&mut self, signal: Signal) {
         if self.ended().is_none() {
-            let pid = Pid::from_child(&self.child);
-            kill_process(pid, signal).expect("the process is ours");
+            kill_process(self.id(), signal).expect("the process is ours");
         }
+    }
+
+    /// Its number, as long as it was not waited for.
+    pub fn id(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     /// How it ended, if it has.
