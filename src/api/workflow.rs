@@ -29,8 +29,6 @@ const ACTIONS: [&str; 8] = [
     "http", "pool", "url", "publish", "task", "effects", "wait", "signal",
 ];
 
-/// How long one try may take at what is no configured destination, unless the effect says so.
-pub const TRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time that one try may take.
 pub const TRY_TIMEOUT_MAX: Duration = Duration::from_hours(24);
 /// The longest time that a step waits.
