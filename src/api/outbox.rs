@@ -15,7 +15,7 @@ use axum::http::Method;
 use axum::routing::{get, post};
 
 use super::records::wire::{Reason, reason};
-use super::request::{self, invalid, not_answered, read};
+use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
 use super::runs::{ATTEMPTS_MAX, VIEWERS};
 use super::token::Caller;
 use super::{AdminState, Route};
@@ -185,10 +185,8 @@ async fn set_paused(
     };
     let store = state.store;
     let (asked, operator) = (destination.clone(), audit.operator.clone());
-    let done = state
-        .acts
-        .spawn(async move { store.set_paused(&asked, paused, &audit).await });
-    let done = done.await.map_err(|error| acts::broke_off(&error))?;
+    let setting = async move { store.set_paused(&asked, paused, &audit).await };
+    let done = detached(&state.acts, acts::BROKE_OFF, MAY_HAVE_HAPPENED, setting).await?;
     done.map_err(|error| not_answered(&error))?;
     state.bells.outbox.notify_one();
     tracing::info!(

@@ -20,7 +20,7 @@ use axum::extract::{Extension, Path, Query, State};
 use axum::{Json, body::Body};
 
 use super::AdminState;
-use super::request::{MAY_HAVE_HAPPENED, invalid, not_answered, read};
+use super::request::{MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
 use super::token::Caller;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
@@ -221,8 +221,6 @@ impl Act {
     }
 }
 
-/// Runs the act on a task of its own: the caller may go away at any time, and what follows a
-/// commit must follow it all the same.
 async fn act(
     state: AdminState,
     caller: Caller,
@@ -236,11 +234,9 @@ async fn act(
         reason,
     };
     let acts = state.acts.clone();
-    let done = acts.spawn(async move { perform(&state, &key, &act, &audit).await });
-    let acted = done.await.unwrap_or_else(|error| {
-        tracing::error!(%error, "an operator's act broke off");
-        Err(Problem::new(Kind::StoreUnavailable, MAY_HAVE_HAPPENED))
-    })?;
+    let performing = async move { perform(&state, &key, &act, &audit).await };
+    let broke_off = "an operator's act broke off";
+    let acted = detached(&acts, broke_off, MAY_HAVE_HAPPENED, performing).await??;
     Ok(Json(acted))
 }
 

@@ -1,5 +1,6 @@
 //! What the areas share: bodies and reasons that are taken in, and the problems that come of it.
 
+use std::future::Future;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::records::wire::{LIMIT_DEFAULT, LIMIT_MAX};
@@ -115,6 +117,21 @@ pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Runs `work` on a task of its own: the caller may go away at any time, and what follows a commit
+/// must follow it all the same. `broke_off` goes to the log and `detail` to the caller when the
+/// task did not end by itself: what it did by then is done.
+pub(super) async fn detached<T: Send + 'static>(
+    acts: &TaskTracker,
+    broke_off: &'static str,
+    detail: &'static str,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Problem> {
+    acts.spawn(work).await.map_err(|error| {
+        tracing::error!(%error, "{broke_off}");
+        Problem::new(Kind::StoreUnavailable, detail)
+    })
+}
+
 /// What a request gets to which the store gave no answer.
 pub(super) fn not_answered(error: &StoreError) -> Problem {
     let detail = match error {
@@ -146,6 +163,16 @@ mod tests {
         for cursor in ["", "!", "YQ", "YQo"] {
             assert!(read_cursor(cursor).is_err(), "{cursor}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_broke_off_counts_as_possibly_done() {
+        let work = async { panic!("halfway") };
+        let told = detached::<()>(&TaskTracker::new(), "it broke off", MAY_HAVE_HAPPENED, work);
+        let response = told.await.unwrap_err().into_response();
+        assert_eq!(response.status(), 503);
+        let body = String::from_utf8_lossy(response.body()).into_owned();
+        assert!(body.contains(MAY_HAVE_HAPPENED), "{body}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::wire::{ClaimOut, CompleteIn, HeartbeatIn, ReleaseIn, ReserveIn, ReserveOut};
-use super::request::{invalid, read_within};
+use super::request::{self, invalid, read_within};
 use super::token::Caller;
 use super::{AdminState, Route};
 use crate::config::Role;
@@ -304,15 +304,12 @@ async fn release(
     }
 }
 
-/// Runs `work` on a task of its own: the caller may go away at any time.
 async fn detached<T: Send + 'static>(
     acts: &TaskTracker,
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Problem> {
-    acts.spawn(work).await.map_err(|error| {
-        tracing::error!(%error, "a call of a service broke off");
-        Problem::new(Kind::StoreUnavailable, denial::SEND_AGAIN)
-    })
+    let broke_off = "a call of a service broke off";
+    request::detached(acts, broke_off, denial::SEND_AGAIN, work).await
 }
 
 /// Room for the body that is announced; an unannounced one may be the longest.

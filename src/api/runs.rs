@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use super::records::wire::reason;
-use super::request::{self, invalid, not_answered, read};
+use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
 use super::token::Caller;
 use super::{AdminState, Route};
 use crate::config::Role;
@@ -242,8 +242,6 @@ pub(super) async fn signal(
     apply(state, caller, key, "signal", stamp, event).await
 }
 
-/// Applies an input on a task of its own: the caller may go away at any time, and what follows a
-/// commit must follow it all the same.
 async fn apply(
     state: AdminState,
     caller: Caller,
@@ -259,13 +257,12 @@ async fn apply(
     };
     let (acts, coordinator) = (state.acts, state.coordinator);
     let (by, run_id, tenant) = (input.by.clone(), key.id, key.tenant.clone());
-    let done = acts.spawn(async move { coordinator.apply(&key, input).await });
-    let applied = done.await.unwrap_or_else(|error| {
-        tracing::error!(%error, "an act on a run broke off");
-        Err(ApplyError::Contended)
-    });
+    let applying = async move { coordinator.apply(&key, input).await };
+    let broke_off = "an act on a run broke off";
+    let applied = detached(&acts, broke_off, MAY_HAVE_HAPPENED, applying).await;
+    let applied = applied.and_then(|applied| applied.map_err(|error| not_applied(&error)));
     tracing::info!(by, act, %run_id, tenant = tenant.as_str(), done = applied.is_ok(), "an act on a run was asked for");
-    let applied = applied.map_err(|error| not_applied(&error))?;
+    let applied = applied?;
     Ok(Json(Acted::new(act, &applied)))
 }
 

@@ -17,7 +17,7 @@ use axum::routing::post;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::request::{self, MAY_HAVE_HAPPENED, invalid, not_answered, read};
+use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
 use super::token::Caller;
 use super::{AdminState, Route};
 use crate::config::Role;
@@ -98,7 +98,7 @@ pub(super) async fn claim(
 /// lease gives it back.
 async fn claim_once(state: &AdminState, wish: &wire::Wish) -> Result<Vec<ClaimedIntent>, Problem> {
     let (tasks, wish) = (state.tasks.clone(), wish.clone());
-    let claiming = state.acts.spawn(async move {
+    let claiming = async move {
         let wire::Wish {
             tenant,
             queue,
@@ -109,11 +109,9 @@ async fn claim_once(state: &AdminState, wish: &wire::Wish) -> Result<Vec<Claimed
         tasks
             .claim(tenant.as_ref(), &queue, limit, lease, &worker)
             .await
-    });
-    let claimed = claiming.await.map_err(|error| {
-        tracing::error!(%error, "a claim of tasks broke off");
-        Problem::new(Kind::StoreUnavailable, MAY_HAVE_HAPPENED)
-    })?;
+    };
+    let broke_off = "a claim of tasks broke off";
+    let claimed = detached(&state.acts, broke_off, MAY_HAVE_HAPPENED, claiming).await?;
     claimed.map_err(|error| not_answered(&error))
 }
 
@@ -152,13 +150,9 @@ pub(super) async fn result(
     let (key, stamp, result) = asked.into_parts().map_err(|what| invalid(&what))?;
     visible(&caller, &key)?;
     let tasks = state.tasks;
-    let telling = state
-        .acts
-        .spawn(async move { tasks.finish(&key, stamp, result).await });
-    let finished = telling.await.map_err(|error| {
-        tracing::error!(%error, "a task's result broke off");
-        Problem::new(Kind::StoreUnavailable, MAY_HAVE_HAPPENED)
-    })?;
+    let telling = async move { tasks.finish(&key, stamp, result).await };
+    let broke_off = "a task's result broke off";
+    let finished = detached(&state.acts, broke_off, MAY_HAVE_HAPPENED, telling).await?;
     match finished.map_err(|error| not_answered(&error))? {
         Finished::Taken => Ok(Json(Taken { status: "taken" })),
         Finished::Stale => Err(stale()),

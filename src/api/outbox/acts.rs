@@ -7,11 +7,10 @@
 use std::time::Duration;
 
 use axum::Json;
-use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::wire::{self, Acted, Order, RefusedOut, Which};
-use crate::api::request::{MAY_HAVE_HAPPENED, invalid, not_answered};
+use crate::api::request::{MAY_HAVE_HAPPENED, detached, invalid, not_answered};
 use crate::api::runs::not_applied;
 use crate::api::runs::wire::why;
 use crate::api::token::Caller;
@@ -28,6 +27,8 @@ use crate::store::{Audit, Resolved};
 const TIME_MAX: Duration = REQUEST_TIMEOUT.saturating_sub(Duration::from_secs(10));
 /// Intents that are read at once.
 const PAGE: u32 = 100;
+
+pub(super) const BROKE_OFF: &str = "an operator's act broke off";
 
 /// What is done to intents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +48,6 @@ impl Deed {
     }
 }
 
-/// Runs the act on a task of its own: the caller may go away at any time, and what follows a
-/// commit must follow it all the same.
 pub(super) async fn act(
     state: AdminState,
     caller: Caller,
@@ -59,8 +58,7 @@ pub(super) async fn act(
     let acts = state.acts.clone();
     let operator = caller.name.clone();
     let performing = async move { perform(&state, &caller, deed, order).await };
-    let done = acts.spawn(performing).await;
-    let acted = done.map_err(|error| broke_off(&error))??;
+    let acted = detached(&acts, BROKE_OFF, MAY_HAVE_HAPPENED, performing).await??;
     tracing::info!(
         operator,
         act = deed.word(),
@@ -69,12 +67,6 @@ pub(super) async fn act(
         "an operator asked for an act on intents"
     );
     Ok(Json(acted))
-}
-
-/// What a request gets whose task did not end by itself.
-pub(super) fn broke_off(error: &JoinError) -> Problem {
-    tracing::error!(%error, "an operator's act broke off");
-    Problem::new(Kind::StoreUnavailable, MAY_HAVE_HAPPENED)
 }
 
 async fn perform(
