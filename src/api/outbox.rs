@@ -15,7 +15,7 @@ use axum::http::Method;
 use axum::routing::{get, post};
 
 use super::records::wire::{Reason, reason};
-use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
+use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, read};
 use super::runs::{ATTEMPTS_MAX, VIEWERS};
 use super::token::Caller;
 use super::{AdminState, Route};
@@ -90,8 +90,7 @@ pub(super) async fn search(
     let limit = search.limit;
     // One more tells whether there is another page.
     search.limit += 1;
-    let found = state.store.find_intents(&search).await;
-    let found = found.map_err(|error| not_answered(&error))?;
+    let found = state.store.find_intents(&search).await?;
     Ok(Json(Page::new(&found, limit)))
 }
 
@@ -108,8 +107,7 @@ pub(super) async fn show(
         tenant: line.key.tenant.clone(),
         id: line.run_id,
     };
-    let attempts = state.store.attempts(&run, ATTEMPTS_MAX).await;
-    let attempts = attempts.map_err(|error| not_answered(&error))?;
+    let attempts = state.store.attempts(&run, ATTEMPTS_MAX).await?;
     Ok(Json(Shown::new(&line, &attempts)))
 }
 
@@ -136,8 +134,7 @@ pub(super) async fn destinations(
     State(state): State<AdminState>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Destinations>, Problem> {
-    let paused = state.store.paused().await;
-    let mut paused = paused.map_err(|error| not_answered(&error))?;
+    let mut paused = state.store.paused().await?;
     // A host or a queue that no configuration names may be another tenant's secret.
     if caller.tenant.is_some() {
         paused.retain(|pause| state.destinations.contains(&pause.destination));
@@ -186,8 +183,7 @@ async fn set_paused(
     let store = state.store;
     let (asked, operator) = (destination.clone(), audit.operator.clone());
     let setting = async move { store.set_paused(&asked, paused, &audit).await };
-    let done = detached(&state.acts, acts::BROKE_OFF, MAY_HAVE_HAPPENED, setting).await?;
-    done.map_err(|error| not_answered(&error))?;
+    detached(&state.acts, acts::BROKE_OFF, MAY_HAVE_HAPPENED, setting).await??;
     state.bells.outbox.notify_one();
     tracing::info!(
         operator,
@@ -203,8 +199,7 @@ async fn set_paused(
 
 /// The intent of this id, of whichever tenant the caller sees.
 async fn intent(state: &AdminState, caller: &Caller, id: IntentId) -> Result<IntentLine, Problem> {
-    let line = state.store.find_intent(id).await;
-    let line = line.map_err(|error| not_answered(&error))?;
+    let line = state.store.find_intent(id).await?;
     line.filter(|line| caller.sees(&line.key.tenant))
         .ok_or_else(no_intent)
 }

@@ -20,7 +20,7 @@ use axum::extract::{Extension, Path, Query, State};
 use axum::{Json, body::Body};
 
 use super::AdminState;
-use super::request::{MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
+use super::request::{MAY_HAVE_HAPPENED, detached, invalid, read};
 use super::token::Caller;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
@@ -115,11 +115,7 @@ pub(super) async fn search(
     let limit = search.limit;
     // One more tells whether there is another page.
     search.limit += 1;
-    let found = state
-        .store
-        .find(&search)
-        .await
-        .map_err(|error| not_answered(&error))?;
+    let found = state.store.find(&search).await?;
     Ok(Json(Page::new(&found, limit)))
 }
 
@@ -130,18 +126,10 @@ pub(super) async fn show(
     path: RecordPath,
 ) -> Result<Json<Shown>, Problem> {
     let key = record_key(&caller, path)?;
-    let looked_up = state.store.look_up(std::slice::from_ref(&key)).await;
-    let record = looked_up
-        .map_err(|error| not_answered(&error))?
-        .pop()
-        .flatten();
-    let record = record.ok_or_else(no_record)?;
+    let mut looked_up = state.store.look_up(std::slice::from_ref(&key)).await?;
+    let record = looked_up.pop().flatten().ok_or_else(no_record)?;
     let decision = match record.state {
-        RecordState::Completed(id, _) => state
-            .store
-            .decision(&key.tenant, id)
-            .await
-            .map_err(|error| not_answered(&error))?,
+        RecordState::Completed(id, _) => state.store.decision(&key.tenant, id).await?,
         _ => None,
     };
     Ok(Json(Shown::new(&record, decision.as_ref())))
@@ -258,7 +246,7 @@ async fn perform(
             state.bells.runs.notify_one();
         }
     }
-    let outcome = result.map_err(|error| not_answered(&error))?;
+    let outcome = result?;
     tracing::info!(
         operator = audit.operator,
         act = act.word(),

@@ -132,7 +132,14 @@ pub(super) async fn detached<T: Send + 'static>(
     })
 }
 
-/// What a request gets to which the store gave no answer.
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        not_answered(&error)
+    }
+}
+
+/// What an operator's or a worker's request gets to which the store gave no answer; services' calls
+/// have words of their own.
 pub(super) fn not_answered(error: &StoreError) -> Problem {
     let detail = match error {
         StoreError::Inconsistent { .. } => {

@@ -102,8 +102,7 @@ pub(super) async fn search(
     let limit = search.limit;
     // One more tells whether there is another page.
     search.limit += 1;
-    let found = state.store.find_runs(&search).await;
-    let found = found.map_err(|error| not_answered(&error))?;
+    let found = state.store.find_runs(&search).await?;
     Ok(Json(Page::new(&found, limit)))
 }
 
@@ -121,19 +120,10 @@ pub(super) async fn show(
         limit: INTENTS_MAX,
         ..IntentSearch::default()
     };
-    let mut intents = state
-        .store
-        .find_intents(&search)
-        .await
-        .map_err(|error| not_answered(&error))?;
+    let mut intents = state.store.find_intents(&search).await?;
     intents.sort_by_key(|intent| intent.seq);
-    let attempts = state.store.attempts(&key, ATTEMPTS_MAX).await;
-    let attempts = attempts.map_err(|error| not_answered(&error))?;
-    let answer = state
-        .store
-        .run_answer(&key)
-        .await
-        .map_err(|error| not_answered(&error))?;
+    let attempts = state.store.attempts(&key, ATTEMPTS_MAX).await?;
+    let answer = state.store.run_answer(&key).await?;
     let answer = answer.and_then(|(_, answer)| answer);
     Ok(Json(Shown::new(
         &line,
@@ -162,8 +152,7 @@ pub(super) async fn transitions(
     }
     // The run first: what is in the history then is at least what it tells.
     let line = run_line(&state, &key).await?;
-    let found = state.store.transitions(&key, after, limit).await;
-    let found = found.map_err(|error| not_answered(&error))?;
+    let found = state.store.transitions(&key, after, limit).await?;
     Ok(Json(History::new(&line.run, &found)).into_response())
 }
 
@@ -285,16 +274,13 @@ const CONTENDED: &str = "Others keep changing this run, and nothing was done; tr
 async fn run_key(state: &AdminState, caller: &Caller, path: RunPath) -> Result<RunKey, Problem> {
     let Path(text) = path.map_err(|_| no_run())?;
     let id = request::uuid("run_id", &text).map_err(|_| no_run())?;
-    let key = state.store.find_run(RunId(id)).await;
-    let key = key.map_err(|error| not_answered(&error))?;
+    let key = state.store.find_run(RunId(id)).await?;
     key.filter(|key| caller.sees(&key.tenant))
         .ok_or_else(no_run)
 }
 
 async fn run_line(state: &AdminState, key: &RunKey) -> Result<RunLine, Problem> {
-    let line = state.store.show_run(key).await;
-    line.map_err(|error| not_answered(&error))?
-        .ok_or_else(no_run)
+    state.store.show_run(key).await?.ok_or_else(no_run)
 }
 
 /// Whether the client names server-sent events among what it accepts (RFC 9110 section 12.5.1).

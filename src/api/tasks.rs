@@ -111,8 +111,7 @@ async fn claim_once(state: &AdminState, wish: &wire::Wish) -> Result<Vec<Claimed
             .await
     };
     let broke_off = "a claim of tasks broke off";
-    let claimed = detached(&state.acts, broke_off, MAY_HAVE_HAPPENED, claiming).await?;
-    claimed.map_err(|error| not_answered(&error))
+    Ok(detached(&state.acts, broke_off, MAY_HAVE_HAPPENED, claiming).await??)
 }
 
 /// Waits for a hint that some run went on; without hints it waits for ever.
@@ -131,8 +130,7 @@ pub(super) async fn heartbeat(
     let asked: wire::Heartbeat = read(body).await?;
     let (key, stamp, lease) = asked.into_parts().map_err(|what| invalid(&what))?;
     visible(&caller, &key)?;
-    let alive = state.tasks.heartbeat(&key, stamp, lease).await;
-    if alive.map_err(|error| not_answered(&error))? {
+    if state.tasks.heartbeat(&key, stamp, lease).await? {
         Ok(Json(Extended::by(lease)))
     } else {
         Err(stale())

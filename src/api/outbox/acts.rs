@@ -10,7 +10,7 @@ use axum::Json;
 use tokio::time::Instant;
 
 use super::wire::{self, Acted, Order, RefusedOut, Which};
-use crate::api::request::{MAY_HAVE_HAPPENED, detached, invalid, not_answered};
+use crate::api::request::{MAY_HAVE_HAPPENED, detached, invalid};
 use crate::api::runs::not_applied;
 use crate::api::runs::wire::why;
 use crate::api::token::Caller;
@@ -126,8 +126,7 @@ impl Work<'_> {
         let mut left = search.limit;
         loop {
             search.limit = PAGE;
-            let page = self.state.store.find_intents(&search).await;
-            let page = page.map_err(|error| not_answered(&error))?;
+            let page = self.state.store.find_intents(&search).await?;
             for line in &page {
                 if left == 0 || Instant::now() >= until {
                     acted.next = search.after.as_ref().map(wire::cursor);
@@ -192,8 +191,7 @@ impl Work<'_> {
             operator: self.caller.name.clone(),
             reason: self.order.reason.clone(),
         };
-        let resolved = self.state.store.discard(key, &audit).await;
-        match resolved.map_err(|error| not_answered(&error))? {
+        match self.state.store.discard(key, &audit).await? {
             Resolved::Done => {
                 self.state.bells.runs.notify_one();
                 Ok(None)
