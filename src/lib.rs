@@ -19,6 +19,7 @@
 //! - [`problem`]: every error that a client can see.
 //! - [`driver`]: runs a duty again and again.
 //! - [`telemetry`]: the log and the names of the metrics.
+//! - [`head`]: what the edges share of heads: preferences, segments of paths.
 //! - [`body`]: HTTP bodies as they pass through.
 //! - [`ids`]: where ids and jitter are drawn.
 //!
@@ -32,6 +33,7 @@ pub mod config;
 pub mod coordinator;
 pub mod domain;
 pub mod driver;
+pub mod head;
 pub mod ids;
 pub mod lifecycle;
 pub mod outbox;

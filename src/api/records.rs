@@ -26,6 +26,7 @@ use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
 use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
+use crate::head::path_segment;
 use crate::ids;
 use crate::problem::{Kind, Problem};
 use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
@@ -332,16 +333,7 @@ fn record_key(caller: &Caller, path: RecordPath) -> Result<RecordKey, Problem> {
 /// The path of a record, each part one percent-encoded segment.
 pub(super) fn path_of(key: &RecordKey) -> String {
     let parts = [key.tenant.as_str(), key.pool.as_str(), key.key.as_str()];
-    let encoded = parts.map(|part| {
-        let encoded = part.bytes().map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            byte => format!("%{byte:02X}"),
-        });
-        encoded.collect::<String>()
-    });
-    format!("/v1/records/{}", encoded.join("/"))
+    format!("/v1/records/{}", parts.map(path_segment).join("/"))
 }
 
 fn parse_key(tenant: &str, pool: &str, key: &str) -> Option<RecordKey> {

@@ -33,6 +33,7 @@ use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{AttemptToken, State as RecordState};
 use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
+use crate::head;
 use crate::problem::{Kind, Problem};
 use crate::routing::callers::{Decree, Reservation, Wish};
 use crate::routing::gate::Denial;
@@ -109,7 +110,10 @@ async fn reserve(
     };
     let place = Arc::clone(&state.room.parked).try_acquire_owned().ok();
     let wait = match place {
-        Some(_) => preferred_wait(&headers, asked.wait),
+        Some(_) => {
+            let preferred = head::preferred_waits(&headers).find_map(Result::ok);
+            preferred.map_or(asked.wait, |wait| wait.min(asked.wait))
+        }
         None => Duration::ZERO,
     };
     // Dropped with this future when the caller goes away.
@@ -379,19 +383,6 @@ fn scope(
 fn parse_key(key: &str) -> Result<Option<IdempotencyKey>, Problem> {
     IdempotencyKey::from_text(key)
         .map_err(|error| Problem::new(Kind::KeyInvalid, format!("Nothing was claimed: {error}.")))
-}
-
-/// What was asked for, or less if the caller says so (`Prefer: wait=N`, RFC 7240 section 4.3).
-fn preferred_wait(headers: &HeaderMap, most: Duration) -> Duration {
-    let preferred = headers
-        .get_all("prefer")
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split([',', ';']))
-        .filter_map(|preference| preference.split_once('='))
-        .filter(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
-        .find_map(|(_, seconds)| seconds.trim().trim_matches('"').parse().ok());
-    preferred.map_or(most, |seconds| most.min(Duration::from_secs(seconds)))
 }
 
 fn tell(call: &'static str, caller: &Caller, key: &RecordKey, outcome: &str) {

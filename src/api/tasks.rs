@@ -24,6 +24,7 @@ use crate::config::Role;
 use crate::domain::intent::{ClaimedIntent, Finished, IntentKey};
 use crate::domain::run::RunKey;
 use crate::domain::scope::TenantScope;
+use crate::head;
 use crate::problem::{Kind, Problem};
 use wire::{Claimed, Extended, Taken};
 
@@ -173,23 +174,11 @@ fn stale() -> Problem {
     )
 }
 
-/// How long the client is willing to wait (RFC 7240 section 4.3).
+/// How long the client is willing to wait.
 fn wait(headers: &HeaderMap) -> Result<Duration, String> {
-    let lines = headers.get_all("prefer").iter();
-    let texts = lines.filter_map(|line| line.to_str().ok());
-    let mut preferences = texts.flat_map(|text| text.split([',', ';']));
-    let seconds = preferences.find_map(|preference| {
-        let (name, value) = preference.split_once('=')?;
-        let named = name.trim().eq_ignore_ascii_case("wait");
-        named.then(|| value.trim().trim_matches('"').to_owned())
-    });
-    let Some(seconds) = seconds else {
-        return Ok(Duration::ZERO);
-    };
-    let seconds: u64 = seconds
-        .parse()
-        .map_err(|_| "Prefer: wait is a number of seconds")?;
-    Ok(Duration::from_secs(seconds).min(WAIT_MAX))
+    let preferred = head::preferred_waits(headers).next().transpose();
+    let preferred = preferred.map_err(|_| "Prefer: wait is a number of seconds")?;
+    Ok(preferred.unwrap_or_default().min(WAIT_MAX))
 }
 
 #[cfg(test)]

@@ -14,10 +14,10 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
 use super::gateway::Failure;
+use crate::head::path_segment;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,22 +25,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(40);
 /// The longest answer that is read, in bytes: a full page of records is far below.
 const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// What stands for itself in a path segment or a query value (RFC 3986 section 2.3).
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
-
-/// Text as a path segment or a query value.
-pub(super) fn encode(text: &str) -> String {
-    utf8_percent_encode(text, RESERVED).to_string()
-}
 
 /// A path with those parameters that have a value.
 pub(super) fn path(base: &str, parameters: &[(&str, Option<&str>)]) -> String {
     let given = parameters.iter().filter_map(|(name, value)| {
-        let value = encode((*value)?);
+        let value = path_segment((*value)?);
         Some(format!("{name}={value}"))
     });
     format!("{base}?{}", given.collect::<Vec<_>>().join("&"))

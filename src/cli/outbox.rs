@@ -13,6 +13,7 @@ pub use super::paint::Paint;
 
 use super::client::{self, Client};
 use super::gateway::{self, Gateway};
+use crate::head::path_segment;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -293,14 +294,14 @@ impl Pause {
             table::destinations(out, &all, paint)
         })
         .await?;
-        let destination = client::encode(&self.destination);
+        let destination = path_segment(&self.destination);
         let path = format!("/v1/outbox/destinations/{destination}/{act}");
         client.post(&path, &json!({ "reason": self.reason })).await
     }
 }
 
 fn one(intent_id: &str) -> String {
-    format!("/v1/outbox/{}", client::encode(intent_id))
+    format!("/v1/outbox/{}", path_segment(intent_id))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub use super::paint::Paint;
 
 use super::client::{self, Client};
 use super::gateway::{self, Gateway};
+use crate::head::path_segment;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -238,7 +239,7 @@ impl Find {
 
 impl Which {
     fn path(&self, act: &str) -> String {
-        let parts = [&self.tenant, &self.pool, &self.key].map(|part| client::encode(part));
+        let parts = [&self.tenant, &self.pool, &self.key].map(|part| path_segment(part));
         format!("/v1/records/{}{act}", parts.join("/"))
     }
 }

@@ -14,6 +14,7 @@ pub use super::paint::Paint;
 
 use super::client::{self, Client};
 use super::gateway::{self, Gateway};
+use crate::head::path_segment;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -189,7 +190,7 @@ pub async fn execute(
                 .await?;
             let payload = signal.payload.clone().unwrap_or_default();
             let body = body(&signal.sure, [("payload", payload)]);
-            let act = format!("{}/{}", deed.path, client::encode(&signal.name));
+            let act = format!("{}/{}", deed.path, path_segment(&signal.name));
             client.post(&path(&signal.run_id, &act), &body).await?
         }
     };
@@ -260,7 +261,7 @@ impl List {
 }
 
 fn path(run_id: &str, act: &str) -> String {
-    format!("/v1/runs/{}{act}", client::encode(run_id))
+    format!("/v1/runs/{}{act}", path_segment(run_id))
 }
 
 fn body<const N: usize>(sure: &Sure, parts: [(&str, Value); N]) -> Value {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -29,6 +29,7 @@ use crate::domain::policy::Duplicates;
 use crate::domain::record::{Record, State};
 use crate::domain::run::{RunId, RunKey};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
+use crate::head::path_segment;
 use crate::problem::{self, Kind, Problem, whole_seconds};
 use crate::store::{Store, StoreError};
 use crate::telemetry::Chain;
@@ -37,17 +38,13 @@ use crate::telemetry::Chain;
 const OWN_PATH: &str = "/.oncegate/";
 /// The longest time that a look-up waits.
 const WAIT_MAX: Duration = Duration::from_mins(1);
-/// Everything but the unreserved characters (RFC 3986 section 2.3).
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
 
 /// Where a record can be looked up.
 pub fn record_location(key: &RecordKey) -> String {
-    let pool = utf8_percent_encode(key.pool.as_str(), RESERVED);
-    let key = utf8_percent_encode(key.key.as_str(), RESERVED);
+    let (pool, key) = (
+        path_segment(key.pool.as_str()),
+        path_segment(key.key.as_str()),
+    );
     format!("{OWN_PATH}records/{pool}/{key}")
 }
 

@@ -4,20 +4,14 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-const PREFER: HeaderName = HeaderName::from_static("prefer");
+use crate::head;
+
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
 /// What the client asks for, but at most this. `None`: it asks for nothing.
 pub fn wait(headers: &HeaderMap, most: Duration) -> Option<Duration> {
-    let preferred = headers
-        .get_all(PREFER)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split([',', ';']))
-        .filter_map(|preference| preference.split_once('='))
-        .filter(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
-        .find_map(|(_, seconds)| seconds.trim().trim_matches('"').parse().ok());
-    preferred.map(|seconds| most.min(Duration::from_secs(seconds)))
+    let preferred = head::preferred_waits(headers).find_map(Result::ok);
+    preferred.map(|wait| wait.min(most))
 }
 
 /// Says that the client was waited for, and how long at most (section 3).
@@ -36,7 +30,7 @@ mod tests {
         let asked = |lines: &[&str]| {
             let mut headers = HeaderMap::new();
             for line in lines {
-                headers.append(PREFER, line.parse().unwrap());
+                headers.append("prefer", line.parse().unwrap());
             }
             wait(&headers, Duration::from_secs(25)).map(|wait| wait.as_secs())
         };
