@@ -16,6 +16,9 @@ pub const TYPE_BASE: &str = "https://oncegate.dev/problems/";
 /// How long a client is asked to wait before it tries again, when nothing better is known.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// No client is asked to come back later than after this.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+
 /// The kinds of problem. The slug is the contract; statuses and titles are fixed with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -333,6 +336,12 @@ impl Problem {
     }
 }
 
+/// When to come back for a record that others hold: after `wait`, within what a lease lets expect.
+#[must_use]
+pub fn retry_after(wait: Duration, lease: Duration) -> Duration {
+    wait.min(lease).clamp(RETRY_AFTER, RETRY_AFTER_MAX)
+}
+
 /// Rounded up, at least one: `Retry-After` knows whole seconds only.
 #[must_use]
 pub fn whole_seconds(wait: Duration) -> u64 {
@@ -358,6 +367,14 @@ mod tests {
                 response.headers()[header::CONTENT_TYPE],
                 "application/problem+json"
             );
+        }
+    }
+
+    #[test]
+    fn nobody_is_sent_away_for_long() {
+        let seconds = Duration::from_secs;
+        for (wait, lease, told) in [(0, 60, 1), (7, 60, 7), (50, 60, 30), (50, 9, 9), (5, 0, 1)] {
+            assert_eq!(retry_after(seconds(wait), seconds(lease)), seconds(told));
         }
     }
 

@@ -22,11 +22,8 @@ use crate::domain::message::{
 };
 use crate::domain::record::Committed;
 use crate::domain::scope::RecordKey;
-use crate::problem::{Kind, Problem, RETRY_AFTER, whole_seconds};
+use crate::problem::{self, Kind, Problem, RETRY_AFTER, whole_seconds};
 use crate::routing::gate::Denial;
-
-/// No `Retry-After` is longer than this.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 /// What `Idempotency-Status` tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,10 +182,7 @@ impl Answer {
     /// Why a request for this record was not let through. `lease` bounds `Retry-After`.
     #[must_use]
     pub fn denied(denial: Denial, key: &RecordKey, lease: Duration) -> Self {
-        let clamp = |wait: Duration| {
-            let most = lease.min(RETRY_AFTER_MAX).max(RETRY_AFTER);
-            wait.clamp(RETRY_AFTER, most)
-        };
+        let clamp = |wait| problem::retry_after(wait, lease);
         let problem = match denial {
             Denial::Refused(refusal) => return Self::refused(refusal, clamp(lease)),
             Denial::InProgress(wait) => in_progress(clamp(wait)),

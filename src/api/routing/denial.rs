@@ -7,15 +7,12 @@ use serde_json::json;
 use super::wire;
 use crate::domain::decide::Refusal;
 use crate::domain::record::State;
-use crate::problem::{Kind, Problem, RETRY_AFTER};
+use crate::problem::{Kind, Problem, RETRY_AFTER, retry_after};
 use crate::routing::callers::{Held, Stale};
 use crate::routing::gate::Denial;
 use crate::routing::replay::Decided;
 use crate::store::StoreError;
 use crate::telemetry::Chain;
-
-/// No `Retry-After` is longer than this.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 pub(super) const SEND_AGAIN: &str = "The store did not answer, and the call may have had its effect. Send the same call again: it \
      is recognised.";
@@ -84,10 +81,7 @@ pub(super) fn not_replayable(decided: &Decided) -> Problem {
 
 /// Why a claim was not made. `lease` bounds `Retry-After`.
 pub(super) fn denied(denial: Denial, lease: Duration) -> Problem {
-    let clamp = |wait: Duration| {
-        let most = lease.min(RETRY_AFTER_MAX).max(RETRY_AFTER);
-        wait.clamp(RETRY_AFTER, most)
-    };
+    let clamp = |wait| retry_after(wait, lease);
     match denial {
         Denial::Refused(refusal) => refused(refusal, clamp(lease)),
         Denial::InProgress(wait) | Denial::Follow(wait) => in_progress(clamp(wait)),

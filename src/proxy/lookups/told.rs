@@ -14,11 +14,8 @@ use super::run_location;
 use crate::domain::message::Recorded;
 use crate::domain::record::{Lease, Record, State, StoredDecision};
 use crate::domain::run::{Run, RunStatus};
-use crate::problem::{RETRY_AFTER, whole_seconds};
+use crate::problem::{self, RETRY_AFTER, whole_seconds};
 use crate::store::runs::RunLine;
-
-/// A client is never asked to come back later than after this.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 /// What is told, and when to ask again if it is not settled.
 pub(super) struct Document {
@@ -124,8 +121,7 @@ fn retry_after(record: &Record) -> Option<Duration> {
         Lease::Over => RETRY_AFTER,
         Lease::Unbounded => record.terms.lease,
     };
-    let most = record.terms.lease.min(RETRY_AFTER_MAX).max(RETRY_AFTER);
-    Some(left.clamp(RETRY_AFTER, most))
+    Some(problem::retry_after(left, record.terms.lease))
 }
 
 /// The body as JSON if it is labelled so and is so, else in base64, coded as it is. Neither: it was
