@@ -112,11 +112,6 @@ pub(super) fn read_cursor(cursor: &str) -> Result<(TenantScope, Uuid), String> {
     parsed().ok_or_else(|| "cursor: take `next` of the page before, unchanged".into())
 }
 
-/// In whole milliseconds.
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// Runs `work` on a task of its own: the caller may go away at any time, and what follows a commit
 /// must follow it all the same. `broke_off` goes to the log and `detail` to the caller when the
 /// task did not end by itself: what it did by then is done.

@@ -30,6 +30,7 @@ use super::{AdminState, Route};
 use crate::config::Role;
 use crate::domain::fingerprint::RequestDigest;
 use crate::domain::key::IdempotencyKey;
+use crate::domain::millis;
 use crate::domain::record::{AttemptToken, State as RecordState};
 use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
@@ -152,7 +153,7 @@ fn told(
         Reservation::Owned(held, lease) => {
             let out = ReserveOut::Reserved {
                 state: "pending",
-                lease_ms: wire::millis(lease),
+                lease_ms: millis(lease),
                 claim: ClaimOut::new(&held),
             };
             ("reserved", out)
@@ -219,7 +220,7 @@ async fn heartbeat(
     let gate = state.gate.clone();
     let beating = async move { gate.beat(&key, token, lease).await };
     match detached(&state.acts, beating).await? {
-        Ok(Ok(lease)) => Ok(Json(json!({ "lease_ms": wire::millis(lease) }))),
+        Ok(Ok(lease)) => Ok(Json(json!({ "lease_ms": millis(lease) }))),
         Ok(Err(late)) => Err(denial::stale(&late)),
         Err(error) => Err(denial::not_answered(&error)),
     }

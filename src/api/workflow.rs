@@ -18,6 +18,7 @@ use self::fields::{Fields, checked_name, items, unknown};
 pub(super) use self::read::header_lines;
 pub use self::tell::{tell_effect, tell_workflow};
 use crate::config::{Config, DestinationKind};
+use crate::domain::millis;
 use crate::domain::policy::{Mode, Policy};
 use crate::domain::scope::PoolId;
 use crate::domain::workflow::{
@@ -73,7 +74,7 @@ impl Catalog {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let destinations = config.destinations.iter().map(|destination| {
-            let timeout_ms = fields::millis(destination.timeout);
+            let timeout_ms = millis(destination.timeout);
             let known = Known {
                 is_http: matches!(destination.kind, DestinationKind::Http { .. }),
                 times: Times {

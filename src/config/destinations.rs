@@ -14,6 +14,7 @@ use super::section::Section;
 use super::value::{Read, Shown};
 use super::{DestinationConfig, DestinationKind, SecretText};
 use crate::domain::intent::Destination;
+use crate::domain::millis;
 use crate::domain::workflow::{NAME_BYTES_MAX, Retry};
 
 /// The longest time that one try may take.
@@ -98,21 +99,16 @@ impl Timing {
 
     pub(super) fn retry(&self) -> Retry {
         Retry {
-            first_ms: ms(self.first.value),
-            max_ms: ms(self.max.value),
-            horizon_ms: ms(self.horizon.value),
+            first_ms: millis(self.first.value),
+            max_ms: millis(self.max.value),
+            horizon_ms: millis(self.horizon.value),
             faults_max: self.faults.value,
         }
     }
 
     pub(super) fn timeout_ms(&self) -> u64 {
-        ms(self.timeout.value)
+        millis(self.timeout.value)
     }
-}
-
-/// Milliseconds of a duration that the configuration allows.
-pub(super) fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Destinations {

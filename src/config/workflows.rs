@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::destinations::{self, Timing, ms};
+use super::destinations::{self, Timing};
 use super::effects::{self, EffectRead, KINDS, Places};
 use super::parse::{DURATION_MAX, DURATION_MIN};
 use super::report::{Origin, Report};
 use super::section::Section;
+use crate::domain::millis;
 use crate::domain::workflow::{Action, EFFECTS, Effect, OnFailure, Send, Step, Target, Workflow};
 
 /// A workflow whose times can still be compared.
@@ -116,7 +117,7 @@ fn read_step(
         Some("wait") => {
             let time = section.duration_if_any("wait", DURATION_MIN..=DURATION_MAX);
             time.map(|time| Action::Wait {
-                for_ms: ms(time.value),
+                for_ms: millis(time.value),
             })
         }
         Some("signal") => {
@@ -124,7 +125,7 @@ fn read_step(
             let timeout = section.duration_if_any("timeout", DURATION_MIN..=DURATION_MAX);
             signal.map(|signal| Action::Signal {
                 signal: signal.value,
-                timeout_ms: timeout.map(|timeout| ms(timeout.value)),
+                timeout_ms: timeout.map(|timeout| millis(timeout.value)),
             })
         }
         kind => {

@@ -10,6 +10,8 @@
 use serde_json::Value;
 use subtle::ConstantTimeEq;
 
+use crate::domain::message::{is_json, media_type};
+
 /// The parts that are compared, as an answer may name them.
 pub const COMPARED: &str = "method, path, query, content type, content coding and body";
 
@@ -131,25 +133,17 @@ fn counted_body<'a>(
     let coded = parts
         .content_encoding
         .is_some_and(|coding| coding != b"identity");
-    let essence = essence(content_type);
-    let json = essence == "application/json" || essence.ends_with("+json");
-    if !coded && json && (rules.canonical_json || !rules.ignore_json.is_empty()) {
+    let media_type = media_type(content_type);
+    if !coded && is_json(&media_type) && (rules.canonical_json || !rules.ignore_json.is_empty()) {
         return canonical_json(parts.body, &rules.ignore_json).map_or(Body::Bytes, Body::Json);
     }
-    if !coded && rules.multipart && essence == "multipart/form-data" {
+    if !coded && rules.multipart && media_type == "multipart/form-data" {
         let boundary = boundary(content_type);
         return boundary
             .and_then(|boundary| multipart(parts.body, &boundary))
             .map_or(Body::Bytes, Body::Parts);
     }
     Body::Bytes
-}
-
-/// The media type without parameters, in lower case.
-fn essence(content_type: &[u8]) -> String {
-    let end = content_type.iter().position(|byte| *byte == b';');
-    let essence = &content_type[..end.unwrap_or(content_type.len())];
-    String::from_utf8_lossy(essence.trim_ascii()).to_ascii_lowercase()
 }
 
 fn counted_query(query: Option<&str>, ignored: &[String]) -> Vec<u8> {

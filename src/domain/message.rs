@@ -196,6 +196,20 @@ pub fn nominated(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
         .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
 }
 
+/// The media type that a `Content-Type` names, without parameters and in lower case.
+#[must_use]
+pub fn media_type(content_type: &[u8]) -> String {
+    let end = content_type.iter().position(|byte| *byte == b';');
+    let named = &content_type[..end.unwrap_or(content_type.len())];
+    String::from_utf8_lossy(named.trim_ascii()).to_ascii_lowercase()
+}
+
+/// Whether what has this media type is JSON.
+#[must_use]
+pub fn is_json(media_type: &str) -> bool {
+    media_type == "application/json" || media_type.ends_with("+json")
+}
+
 impl Recorded {
     /// Keeps an answer whose hop-by-hop headers are already gone. `origin` is the request's.
     #[must_use]

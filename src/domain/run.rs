@@ -39,6 +39,7 @@ use super::intent::{IntentChange, IntentId, IntentSeen, NewIntent, Stamp};
 use super::record::DecisionId;
 use super::scope::{RecordKey, TenantScope};
 use super::workflow::Workflow;
+use crate::domain::derived_uuid;
 
 /// Names a run: the id of the decision that started it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -63,9 +64,7 @@ impl RunId {
         let mut hasher = blake3::Hasher::new_derive_key("oncegate 2026 intent id");
         hasher.update(self.0.as_bytes());
         hasher.update(&seq.to_le_bytes());
-        let mut bytes = [0; 16];
-        hasher.finalize_xof().fill(&mut bytes);
-        IntentId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
+        IntentId(derived_uuid(&hasher))
     }
 }
 

@@ -5,6 +5,7 @@ use uuid::Uuid;
 use super::fingerprint::{Fingerprint, RequestDigest};
 use super::record::GenerationId;
 use super::scope::RecordKey;
+use crate::domain::derived_uuid;
 
 /// One version of the secret that keys every hash.
 #[derive(Clone)]
@@ -60,9 +61,7 @@ impl Secrets {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);
         }
-        let mut bytes = [0; 16];
-        hasher.finalize_xof().fill(&mut bytes);
-        uuid::Builder::from_custom_bytes(bytes).into_uuid()
+        derived_uuid(&hasher)
     }
 
     /// The fingerprint of a request under the current version.

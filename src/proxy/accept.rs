@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::lookups;
 use crate::domain::message::{IDEMPOTENCY_KEY, Recorded};
+use crate::domain::millis;
 use crate::domain::policy::Policy;
 use crate::domain::record::Committed;
 use crate::domain::run::{FollowUp, RequestSeen, RunId};
@@ -99,7 +100,6 @@ fn call(policy: &Policy, head: &Parts) -> Effect {
         .filter(|(name, _)| **name != CONTENT_LENGTH)
         .map(|(name, value)| (name.as_str().to_owned(), Text::Plain(latin1(value))));
     let path = head.uri.path_and_query();
-    let millis = |duration: std::time::Duration| u64::try_from(duration.as_millis());
     Effect {
         send: Send::Http(HttpSend {
             to: Target::Pool(policy.pool.as_str().to_owned()),
@@ -113,7 +113,7 @@ fn call(policy: &Policy, head: &Parts) -> Effect {
         }),
         payload: Payload::Request,
         retry: Retry::DEFAULT,
-        timeout_ms: millis(policy.timeout).unwrap_or(u64::MAX),
+        timeout_ms: millis(policy.timeout),
     }
 }
 

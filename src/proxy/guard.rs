@@ -32,6 +32,7 @@ use super::tenant::{Scopes, Tenants};
 use super::watch::Watch;
 use crate::domain::fingerprint::{self, RequestDigest, RequestParts};
 use crate::domain::key::{IdempotencyKey, KeyError};
+use crate::domain::millis;
 use crate::domain::policy::{KeySource, Mode, Policy};
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::ids;
@@ -442,7 +443,7 @@ impl LogLine {
             idempotency = status,
             decision,
             problem = answer.problem.map(Kind::slug),
-            elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            elapsed_ms = millis(self.began.elapsed()),
             "guarded request"
         );
     }

@@ -7,12 +7,13 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::api::records::wire::reason;
-use crate::api::request::{self, millis, present};
+use crate::api::request::{self, present};
 use crate::api::runs::wire::AttemptOut;
 use crate::domain::intent::{Destination, How, IntentId, IntentKey, IntentStatus, Stamp};
 use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
 use crate::domain::workflow::{Target, Text};
+use crate::domain::{derived_uuid, millis};
 use crate::store::outbox::{IntentLine, IntentSearch, Pause};
 use crate::store::runs::Attempt;
 
@@ -187,9 +188,7 @@ impl Order {
         let mut hasher = blake3::Hasher::new_derive_key("oncegate 2026 redrive stamp");
         hasher.update(request_id.as_bytes());
         hasher.update(intent.id.0.as_bytes());
-        let mut bytes = [0; 16];
-        hasher.finalize_xof().fill(&mut bytes);
-        Some(Stamp(uuid::Builder::from_custom_bytes(bytes).into_uuid()))
+        Some(Stamp(derived_uuid(&hasher)))
     }
 }
 

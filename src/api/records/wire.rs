@@ -11,7 +11,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::api::request::{self, millis};
+use crate::api::request;
+use crate::domain::millis;
 use crate::domain::policy::OnUnknown;
 use crate::domain::record::{self, Found, Record, State, StoredDecision, Validity};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};

@@ -9,9 +9,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::api::request::{self, millis, present};
+use crate::api::request::{self, present};
 use crate::api::runs::wire::name;
 use crate::domain::intent::{ClaimedIntent, How, IntentId, IntentKey, Stamp, diagnostic};
+use crate::domain::millis;
 use crate::domain::scope::TenantScope;
 use crate::outbox::tasks::TaskResult;
 

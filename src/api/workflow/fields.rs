@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::config::nearest;
+use crate::domain::millis;
 use crate::domain::workflow::NAME_BYTES_MAX;
 
 /// What is left of an object to be read.
@@ -159,8 +160,4 @@ pub(super) fn unknown<'n>(
         Some(near) => format!("{at}: there is no such {what}; did you mean \"{near}\"?"),
         None => format!("{at}: the gateway's configuration has no such {what}"),
     }
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

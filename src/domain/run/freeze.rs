@@ -7,12 +7,12 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::uri::Uri;
 use http::{HeaderName, Method};
 use serde_json::{Map, Value};
-use uuid::Uuid;
 
 use super::progress::Progress;
 use super::render::Renderer;
 use super::subject::Subject;
 use super::{Definition, RunId};
+use crate::domain::derived_uuid;
 use crate::domain::intent::{Destination, How, NewIntent, Sending};
 use crate::domain::scope::RecordKey;
 use crate::domain::workflow::{Effect, HttpSend, Payload, Send, Target, Text};
@@ -259,10 +259,7 @@ impl Definition {
         let mut hasher = blake3::Hasher::new_derive_key("oncegate 2026 effect key");
         hasher.update(self.key_seed.as_bytes());
         hasher.update(&seq.to_le_bytes());
-        let mut bytes = [0; 16];
-        hasher.finalize_xof().fill(&mut bytes);
-        let key: Uuid = uuid::Builder::from_custom_bytes(bytes).into_uuid();
-        key.to_string()
+        derived_uuid(&hasher).to_string()
     }
 }
 

@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::run_location;
-use crate::domain::message::Recorded;
+use crate::domain::message::{Recorded, is_json, media_type};
 use crate::domain::record::{Lease, Record, State, StoredDecision};
 use crate::domain::run::{Run, RunStatus};
 use crate::problem::{self, RETRY_AFTER, whole_seconds};
@@ -137,7 +137,8 @@ fn answer(recorded: &Recorded) -> Value {
     told.insert("status".into(), recorded.status.into());
     told.insert("content_type".into(), content_type.clone().into());
     if let Some(body) = &recorded.body {
-        let labelled = coding.is_none() && content_type.is_some_and(|label| is_json(&label));
+        let labelled = coding.is_none()
+            && content_type.is_some_and(|label| is_json(&media_type(label.as_bytes())));
         let json = labelled.then(|| serde_json::from_slice::<Value>(body).ok());
         match json.flatten() {
             Some(json) => told.insert("body".into(), json),
@@ -148,12 +149,6 @@ fn answer(recorded: &Recorded) -> Value {
         told.insert("content_encoding".into(), coding.into());
     }
     told.into()
-}
-
-fn is_json(label: &str) -> bool {
-    let essence = label.split(';').next().unwrap_or_default().trim();
-    let essence = essence.to_ascii_lowercase();
-    essence == "application/json" || essence.ends_with("+json")
 }
 
 fn instant(at: OffsetDateTime) -> Option<String> {
