@@ -14,8 +14,7 @@ use axum::extract::{Extension, Path, Query, State};
 use axum::http::Method;
 use axum::routing::{get, post};
 
-use super::records::wire::{Reason, reason};
-use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, read};
+use super::request::{self, MAY_HAVE_HAPPENED, Reason, detached, invalid, read};
 use super::runs::{ATTEMPTS_MAX, VIEWERS};
 use super::token::Caller;
 use super::{AdminState, Route};
@@ -178,7 +177,7 @@ async fn set_paused(
     let Reason { reason: why } = read(body).await?;
     let audit = Audit {
         operator: caller.name,
-        reason: reason(&why).map_err(|what| invalid(&what))?,
+        reason: request::reason(&why).map_err(|what| invalid(&what))?,
     };
     let store = state.store;
     let (asked, operator) = (destination.clone(), audit.operator.clone());

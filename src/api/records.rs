@@ -20,7 +20,7 @@ use axum::extract::{Extension, Path, Query, State};
 use axum::{Json, body::Body};
 
 use super::AdminState;
-use super::request::{MAY_HAVE_HAPPENED, detached, invalid, read};
+use super::request::{self, MAY_HAVE_HAPPENED, Reason, detached, invalid, read};
 use super::token::Caller;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
@@ -32,7 +32,7 @@ use crate::problem::{Kind, Problem};
 use crate::store::{Audit, Resolved, StoreError, Verdict, wake_hash};
 use crate::telemetry::Chain;
 use resolution::{Answer, Resolution};
-use wire::{Acted, Page, Reason, SearchQuery, Shown};
+use wire::{Acted, Page, SearchQuery, Shown};
 
 /// Records, for operators.
 pub const ROUTES: [Route; 5] = [
@@ -217,7 +217,7 @@ async fn act(
     reason: String,
     act: Act,
 ) -> Result<Json<Acted>, Problem> {
-    let reason = wire::reason(&reason).map_err(|what| invalid(&what))?;
+    let reason = request::reason(&reason).map_err(|what| invalid(&what))?;
     let audit = Audit {
         operator: caller.name,
         reason,

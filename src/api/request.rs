@@ -13,7 +13,6 @@ use serde::{Deserialize, Deserializer};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::records::wire::{LIMIT_DEFAULT, LIMIT_MAX};
 use crate::domain::scope::TenantScope;
 use crate::problem::{Kind, Problem};
 use crate::store::StoreError;
@@ -23,6 +22,12 @@ use crate::telemetry::Chain;
 pub const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// How long a request body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Lines on one page.
+pub const LIMIT_MAX: u32 = 200;
+/// Lines on one page, if the request doesn't say.
+pub const LIMIT_DEFAULT: u32 = 50;
+/// The longest reason, in characters.
+pub const REASON_CHARS_MAX: usize = 500;
 /// When to ask again after the store gave no answer.
 const STORE_RETRY: Duration = Duration::from_secs(2);
 
@@ -82,6 +87,29 @@ pub(super) fn uuid(name: &str, text: &str) -> Result<Uuid, String> {
     parsed.ok_or_else(|| format!("{name}: not a UUID"))
 }
 
+/// The body of acts that need nothing else.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Reason {
+    /// Why, for the audit log.
+    pub reason: String,
+}
+
+/// A reason, as the audit log takes it: of characters that a line can hold.
+///
+/// # Errors
+/// What is wrong, as the end of a sentence.
+pub(super) fn reason(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    let length = text.chars().count();
+    if !(1..=REASON_CHARS_MAX).contains(&length) || text.contains(char::is_control) {
+        return Err(format!(
+            "reason: 1 to {REASON_CHARS_MAX} characters, on one line"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
 /// How many a page holds.
 ///
 /// # Errors
@@ -92,6 +120,14 @@ pub(super) fn limit(asked: Option<u32>) -> Result<u32, String> {
     allowed
         .then_some(limit)
         .ok_or_else(|| format!("limit: 1 to {LIMIT_MAX}"))
+}
+
+/// The page of what was found, which may be one more than `limit`, and its last line if there is
+/// another page.
+pub(super) fn page<T>(found: &[T], limit: u32) -> (&[T], Option<&T>) {
+    let limit = limit as usize;
+    let shown = &found[..found.len().min(limit)];
+    (shown, shown.last().filter(|_| found.len() > limit))
 }
 
 /// Where a page of what a tenant and an id name ended. No tenant holds a line break.
@@ -175,6 +211,18 @@ mod tests {
         assert_eq!(response.status(), 503);
         let body = String::from_utf8_lossy(response.body()).into_owned();
         assert!(body.contains(MAY_HAVE_HAPPENED), "{body}");
+    }
+
+    #[test]
+    fn a_reason_is_one_short_line() {
+        assert_eq!(
+            reason("  checked by hand ").as_deref(),
+            Ok("checked by hand")
+        );
+        assert!(reason(&"é".repeat(500)).is_ok());
+        for text in ["", "  ", "a\nb", "a\0", &"é".repeat(501)] {
+            assert!(reason(text).is_err());
+        }
     }
 
     #[test]

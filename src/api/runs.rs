@@ -16,7 +16,6 @@ use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
-use super::records::wire::reason;
 use super::request::{self, MAY_HAVE_HAPPENED, detached, invalid, not_answered, read};
 use super::token::Caller;
 use super::{AdminState, Route};
@@ -205,7 +204,7 @@ pub(super) async fn resume(
         request_id,
         result,
     } = request::parse(&body)?;
-    let reason = reason(&why).map_err(|what| invalid(&what))?;
+    let reason = request::reason(&why).map_err(|what| invalid(&what))?;
     let stamp = wire::stamp(request_id.as_deref()).map_err(|what| invalid(&what))?;
     let event = Event::Resume { result, reason };
     apply(state, caller, key, "resume", stamp, event).await

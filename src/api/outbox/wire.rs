@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::api::records::wire::reason;
 use crate::api::request::{self, present};
 use crate::api::runs::wire::AttemptOut;
 use crate::domain::intent::{Destination, How, IntentId, IntentKey, IntentStatus, Stamp};
@@ -174,7 +173,7 @@ impl Act {
         let request_id = request_id.map(|text| request::uuid("request_id", text));
         Ok(Order {
             which,
-            reason: reason(&self.reason)?,
+            reason: request::reason(&self.reason)?,
             request_id: request_id.transpose()?,
         })
     }
@@ -204,9 +203,7 @@ impl Page {
     /// The first `limit` of what was found.
     #[must_use]
     pub fn new(found: &[IntentLine], limit: u32) -> Self {
-        let limit = limit as usize;
-        let shown = &found[..found.len().min(limit)];
-        let last = shown.last().filter(|_| found.len() > limit);
+        let (shown, last) = request::page(found, limit);
         Self {
             intents: shown.iter().map(IntentOut::new).collect(),
             next: last.map(|last| cursor(&last.key)),

@@ -18,15 +18,8 @@ use crate::domain::record::{self, Found, Record, State, StoredDecision, Validity
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::store::Search;
 
-/// Records on one page.
-pub const LIMIT_MAX: u32 = 200;
-/// Records on one page, if the request doesn't say.
-pub const LIMIT_DEFAULT: u32 = 50;
 /// The longest age that can be searched for: it must be subtractable from every present.
 pub const AGE_MAX: Duration = Duration::from_hours(24 * 3653);
-/// The longest reason, in characters.
-pub const REASON_CHARS_MAX: usize = 500;
-
 /// What may stand in the query of a search.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -99,9 +92,7 @@ impl Page {
     /// The first `limit` of what was found.
     #[must_use]
     pub fn new(found: &[Found], limit: u32) -> Self {
-        let limit = limit as usize;
-        let shown = &found[..found.len().min(limit)];
-        let last = shown.last().filter(|_| found.len() > limit);
+        let (shown, last) = request::page(found, limit);
         Self {
             records: shown.iter().map(Line::new).collect(),
             next: last.map(|last| write_cursor(&last.record.key)),
@@ -261,29 +252,6 @@ pub struct Acted {
     pub status: Option<&'static str>,
 }
 
-/// The body of acts that need nothing else.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Reason {
-    /// Why, for the audit log.
-    pub reason: String,
-}
-
-/// A reason as the audit log takes it.
-///
-/// # Errors
-/// When it is empty, too long, or holds control characters.
-pub fn reason(text: &str) -> Result<String, String> {
-    let text = text.trim();
-    let length = text.chars().count();
-    if !(1..=REASON_CHARS_MAX).contains(&length) || text.contains(char::is_control) {
-        return Err(format!(
-            "reason: 1 to {REASON_CHARS_MAX} characters, on one line"
-        ));
-    }
-    Ok(text.to_owned())
-}
-
 fn validity_word(validity: Validity) -> &'static str {
     match validity {
         Validity::Valid(_) => "valid",
@@ -314,18 +282,6 @@ mod tests {
         assert_eq!(read_cursor(&write_cursor(&key)), Some(key));
         for cursor in ["", "!", "YQ", "YQpiCmMKZA"] {
             assert_eq!(read_cursor(cursor), None, "{cursor}");
-        }
-    }
-
-    #[test]
-    fn a_reason_is_one_short_line() {
-        assert_eq!(
-            reason("  checked by hand ").as_deref(),
-            Ok("checked by hand")
-        );
-        assert!(reason(&"é".repeat(500)).is_ok());
-        for text in ["", "  ", "a\nb", "a\0", &"é".repeat(501)] {
-            assert!(reason(text).is_err());
         }
     }
 }

@@ -8,7 +8,6 @@ use time::OffsetDateTime;
 
 use super::diagnosis::diagnose;
 use crate::api::outbox::wire::IntentOut;
-use crate::api::records::wire::reason;
 use crate::api::request::{self, present};
 use crate::coordinator::Applied;
 use crate::domain::intent::Stamp;
@@ -112,7 +111,10 @@ impl Act {
     /// # Errors
     /// What is wrong with the first part that can't be.
     pub fn into_parts(self) -> Result<(String, Option<Stamp>), String> {
-        Ok((reason(&self.reason)?, stamp(self.request_id.as_deref())?))
+        Ok((
+            request::reason(&self.reason)?,
+            stamp(self.request_id.as_deref())?,
+        ))
     }
 }
 
@@ -163,9 +165,7 @@ impl Page {
     /// The first `limit` of what was found.
     #[must_use]
     pub fn new(found: &[RunLine], limit: u32) -> Self {
-        let limit = limit as usize;
-        let shown = &found[..found.len().min(limit)];
-        let last = shown.last().filter(|_| found.len() > limit);
+        let (shown, last) = request::page(found, limit);
         let cursor =
             |line: &RunLine| request::write_cursor(&line.run.key.tenant, line.run.key.id.0);
         Self {
