@@ -11,16 +11,16 @@
 //! - An act on a record is finished even if who asked for it is gone.
 //! - Every error is a problem document (RFC 9457).
 
-pub mod doctor;
+pub(crate) mod doctor;
 pub mod health;
-pub mod outbox;
+mod outbox;
 pub mod records;
 mod request;
-pub mod routing;
-pub mod runs;
-pub mod tasks;
-pub mod token;
-pub mod workflow;
+mod routing;
+mod runs;
+mod tasks;
+mod token;
+pub(crate) mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;

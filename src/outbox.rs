@@ -13,22 +13,22 @@
 //! - One slow or dead destination takes no more room than its cap; open breakers and shutdowns
 //!   cost no attempt.
 
-pub mod breaker;
-pub mod capacity;
-pub mod claiming;
-pub mod claims;
-pub mod dispatch;
-pub mod drainer;
-pub mod finish;
-pub mod http;
-pub mod nats;
-pub mod plan;
-pub mod pool;
-pub mod rate;
+mod breaker;
+mod capacity;
+mod claiming;
+mod claims;
+mod dispatch;
+mod drainer;
+mod finish;
+mod http;
+mod nats;
+mod plan;
+mod pool;
+mod rate;
 pub mod tasks;
-pub mod transports;
-pub mod verdict;
-pub mod wall_clock;
+mod transports;
+mod verdict;
+pub(crate) mod wall_clock;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! same transaction. Bodies are never told.
 
 mod acts;
-pub mod wire;
+pub(super) mod wire;
 
 use axum::Json;
 use axum::body::Body;

@@ -4,24 +4,22 @@
 //! statement that writes, and writes who and why in the same transaction. Bodies, attempt tokens
 //! and fingerprints are never told.
 
-pub mod resolution;
-pub mod wire;
+pub(super) mod resolution;
+mod wire;
 
-use axum::http::Method;
-use axum::routing::{get, post};
-
-use super::{READERS, RECORD_READERS, Route};
-use crate::config::Role;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Extension, Path, Query, State};
+use axum::http::Method;
+use axum::routing::{get, post};
 use axum::{Json, body::Body};
 
-use super::AdminState;
 use super::request::{self, MAY_HAVE_HAPPENED, Reason, detached, invalid, read};
 use super::token::Caller;
+use super::{AdminState, READERS, RECORD_READERS, Route};
+use crate::config::Role;
 use crate::domain::key::IdempotencyKey;
 use crate::domain::record::{Completion, State as RecordState};
 use crate::domain::run::FollowUp;

@@ -1,4 +1,6 @@
 //! What the areas share: bodies and reasons that are taken in, and the problems that come of it.
+//!
+//! A refusal is the end of a sentence, which [`invalid`] begins.
 
 use std::future::Future;
 use std::time::Duration;
@@ -67,9 +69,6 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
 }
 
 /// An optional member, which may be left out and, unless it is any JSON, not be `null`.
-///
-/// # Errors
-/// When it is of another type.
 pub(super) fn present<'de, D, T>(given: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -79,9 +78,6 @@ where
 }
 
 /// A UUID, in the one form in which this API writes them (RFC 9562 section 4), in any case.
-///
-/// # Errors
-/// What is wrong, as the end of a sentence.
 pub(super) fn uuid(name: &str, text: &str) -> Result<Uuid, String> {
     let parsed = text.parse().ok().filter(|_| text.len() == 36);
     parsed.ok_or_else(|| format!("{name}: not a UUID"))
@@ -96,9 +92,6 @@ pub(super) struct Reason {
 }
 
 /// A reason, as the audit log takes it: of characters that a line can hold.
-///
-/// # Errors
-/// What is wrong, as the end of a sentence.
 pub(super) fn reason(text: &str) -> Result<String, String> {
     let text = text.trim();
     let length = text.chars().count();
@@ -111,9 +104,6 @@ pub(super) fn reason(text: &str) -> Result<String, String> {
 }
 
 /// How many a page holds.
-///
-/// # Errors
-/// What is wrong, as the end of a sentence.
 pub(super) fn limit(asked: Option<u32>) -> Result<u32, String> {
     let limit = asked.unwrap_or(LIMIT_DEFAULT);
     let allowed = (1..=LIMIT_MAX).contains(&limit);
@@ -136,9 +126,6 @@ pub(super) fn write_cursor(tenant: &TenantScope, id: Uuid) -> String {
 }
 
 /// Reads it back.
-///
-/// # Errors
-/// What is wrong, as the end of a sentence.
 pub(super) fn read_cursor(cursor: &str) -> Result<(TenantScope, Uuid), String> {
     let parsed = || {
         let text = String::from_utf8(URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()?;
@@ -205,9 +192,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_broke_off_counts_as_possibly_done() {
-        let work = async { panic!("halfway") };
-        let told = detached::<()>(&TaskTracker::new(), "it broke off", MAY_HAVE_HAPPENED, work);
-        let response = told.await.unwrap_err().into_response();
+        let (acts, work) = (TaskTracker::new(), async { panic!("halfway") });
+        let told = detached::<()>(&acts, "it broke off", MAY_HAVE_HAPPENED, work).await;
+        let response = told.unwrap_err().into_response();
         assert_eq!(response.status(), 503);
         let body = String::from_utf8_lossy(response.body()).into_owned();
         assert!(body.contains(MAY_HAVE_HAPPENED), "{body}");

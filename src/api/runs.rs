@@ -5,8 +5,8 @@
 //! and why stand in the run's history, written with what the act did.
 
 mod diagnosis;
-pub mod stream;
-pub mod wire;
+pub(super) mod stream;
+pub(super) mod wire;
 
 use axum::Json;
 use axum::body::Body;

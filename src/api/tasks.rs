@@ -4,7 +4,7 @@
 //! foreign one writes nothing. Telling the same result again gives the same answer. Any gateway
 //! takes what another gave out.
 
-pub mod wire;
+mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;

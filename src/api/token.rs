@@ -47,9 +47,6 @@ impl Caller {
 }
 
 /// Lets a request pass whose token has the role, and tells the handler who it is.
-///
-/// # Errors
-/// Without a known token, or with one that may not do this.
 pub async fn require(
     State((state, roles)): State<(AdminState, &'static [Role])>,
     mut request: Request,

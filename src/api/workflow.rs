@@ -1,12 +1,11 @@
 //! Workflows and effects in the words that callers of the API use: the same as in the
 //! configuration.
 //!
-//! [`Catalog`] reads them and knows what they may refer to, so that nothing unknown is committed;
-//! [`tell`] writes them again. Every refusal names its place, such as `run.steps[2].retry.first`.
+//! [`Catalog`] reads them and knows what they may refer to, so that nothing unknown is committed.
+//! Every refusal names its place, such as `run.steps[2].retry.first`.
 
 mod fields;
 mod read;
-mod tell;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +15,6 @@ use serde_json::Value;
 
 use self::fields::{Fields, checked_name, items, unknown};
 pub(super) use self::read::header_lines;
-pub use self::tell::{tell_effect, tell_workflow};
 use crate::config::{Config, DestinationKind};
 use crate::domain::millis;
 use crate::domain::policy::{Mode, Policy};
@@ -105,9 +103,6 @@ impl Catalog {
     }
 
     /// What follows a decision with these `effects` and this `run`; `None`: nothing.
-    ///
-    /// # Errors
-    /// What to mend, and where.
     pub fn read(
         &self,
         effects: Option<Value>,
@@ -130,9 +125,6 @@ impl Catalog {
 
     /// What the routes of a pool let follow a decision; an error, if they don't agree: the names
     /// of the workflows that there are.
-    ///
-    /// # Errors
-    /// When there is more than one way.
     pub fn follow_up_of(&self, pool: &PoolId) -> Result<Option<Arc<Workflow>>, Vec<String>> {
         let ways = self.follow_ups.get(pool).map_or(&[][..], Vec::as_slice);
         match ways {

@@ -37,9 +37,6 @@ pub struct IntentsQuery {
 
 impl IntentsQuery {
     /// The search that it asks for.
-    ///
-    /// # Errors
-    /// What is wrong with the first parameter that can't be.
     pub fn into_search(self) -> Result<IntentSearch, String> {
         let filter = Filter {
             tenant: self.tenant,
@@ -98,9 +95,6 @@ fn status(word: &str) -> Result<IntentStatus, String> {
 }
 
 /// A lane's name.
-///
-/// # Errors
-/// When it can't be one.
 pub fn destination(given: String) -> Result<Destination, String> {
     let visible = given.bytes().all(|byte| matches!(byte, b'!'..=b'~'));
     if visible && (1..=LANE_BYTES_MAX).contains(&given.len()) {
@@ -151,9 +145,6 @@ pub struct Order {
 
 impl Act {
     /// What it asks for.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be.
     pub fn into_order(self) -> Result<Order, String> {
         let limit = self.limit.unwrap_or(ACT_DEFAULT);
         if !(1..=ACT_MAX).contains(&limit) {

@@ -68,9 +68,6 @@ pub struct Answer {
 
 impl Resolution {
     /// The reason, the answer, and what is to follow.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be an answer.
     pub fn into_parts(self) -> Result<(String, Answer, Following), String> {
         let body = match (self.body, self.body_base64) {
             (Some(_), Some(_)) => return Err("give `body` or `body_base64`, not both".into()),
@@ -142,9 +139,6 @@ fn several(names: Vec<String>) -> Problem {
 
 impl Answer {
     /// An answer of these parts.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be an answer.
     pub fn new(status: u16, headers: Vec<(String, String)>, body: Bytes) -> Result<Self, String> {
         if !(200..=599).contains(&status) {
             return Err("status: 200 to 599".into());

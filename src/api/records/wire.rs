@@ -35,9 +35,6 @@ pub struct SearchQuery {
 
 impl SearchQuery {
     /// The search that it asks for.
-    ///
-    /// # Errors
-    /// What is wrong with the first parameter that can't be.
     pub fn into_search(self) -> Result<Search, String> {
         let tenant = self.tenant.as_deref().map(TenantScope::parse).transpose();
         tenant.map_err(|error| format!("tenant: {error}"))?;

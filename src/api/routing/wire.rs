@@ -75,9 +75,6 @@ pub struct Asked {
 
 impl ReserveIn {
     /// Its terms.
-    ///
-    /// # Errors
-    /// What is wrong with the first that can't be.
     pub fn asked(&self) -> Result<Asked, String> {
         let fingerprint = self.fingerprint.clone();
         if fingerprint
@@ -128,9 +125,6 @@ pub struct HeartbeatIn {
 
 impl HeartbeatIn {
     /// The lease that it asks for.
-    ///
-    /// # Errors
-    /// When that can't be.
     pub fn lease(&self) -> Result<Option<Duration>, String> {
         lease(self.lease.as_deref())
     }
@@ -201,9 +195,6 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 
 impl DecisionIn {
     /// The answer that it says.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be.
     pub fn recorded(self) -> Result<Recorded, String> {
         let mut headers = header_lines(self.headers, "decision.headers", ANSWER_HEADERS_MAX)?;
         let body = match (self.body, self.body_base64, self.json) {

@@ -32,9 +32,6 @@ pub struct RunsQuery {
 
 impl RunsQuery {
     /// The search that it asks for.
-    ///
-    /// # Errors
-    /// What is wrong with the first parameter that can't be.
     pub fn into_search(self) -> Result<RunSearch, String> {
         let tenant = self.tenant.as_deref().map(TenantScope::parse).transpose();
         tenant.map_err(|error| format!("tenant: {error}"))?;
@@ -63,9 +60,6 @@ fn status(word: &str) -> Result<RunStatus, String> {
 }
 
 /// A name of a workflow, a signal or a queue.
-///
-/// # Errors
-/// When it can't be one.
 pub fn name(what: &str, given: String) -> Result<String, String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let fits = (1..=NAME_BYTES_MAX).contains(&given.len()) && given.bytes().all(allowed);
@@ -84,9 +78,6 @@ pub struct HistoryQuery {
 
 impl HistoryQuery {
     /// After which number, and how many lines.
-    ///
-    /// # Errors
-    /// What is wrong with the first parameter that can't be.
     pub fn into_parts(self) -> Result<(i64, u32), String> {
         let after = self.after.unwrap_or(0);
         if after < 0 {
@@ -107,9 +98,6 @@ pub struct Act {
 
 impl Act {
     /// The reason, and the stamp that makes a repeat known.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be.
     pub fn into_parts(self) -> Result<(String, Option<Stamp>), String> {
         Ok((
             request::reason(&self.reason)?,
@@ -145,9 +133,6 @@ pub struct Signal {
 }
 
 /// The stamp that a caller's `request_id` is.
-///
-/// # Errors
-/// When it is no UUID.
 pub fn stamp(request_id: Option<&str>) -> Result<Option<Stamp>, String> {
     let id = request_id.map(|text| request::uuid("request_id", text));
     Ok(id.transpose()?.map(Stamp))

@@ -58,9 +58,6 @@ pub struct Wish {
 
 impl Claim {
     /// What it asks for.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be.
     pub fn into_wish(self) -> Result<Wish, String> {
         let limit = self.limit.unwrap_or(1);
         if !(1..=TASKS_MAX).contains(&limit) {
@@ -95,9 +92,6 @@ pub struct Heartbeat {
 
 impl Heartbeat {
     /// Of which task, by which claim, for how long.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be.
     pub fn into_parts(self) -> Result<(IntentKey, Stamp, Duration), String> {
         let key = key(&self.tenant, &self.intent_id)?;
         let stamp = Stamp(request::uuid("stamp", &self.stamp)?);
@@ -123,9 +117,6 @@ pub struct Outcome {
 
 impl Outcome {
     /// Of which task, by which claim, and what came of it.
-    ///
-    /// # Errors
-    /// What is wrong with the first part that can't be.
     pub fn into_parts(self) -> Result<(IntentKey, Stamp, TaskResult), String> {
         let key = key(&self.tenant, &self.intent_id)?;
         let stamp = Stamp(request::uuid("stamp", &self.stamp)?);

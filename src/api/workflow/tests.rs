@@ -1,6 +1,9 @@
+mod tell;
+
 use proptest::prelude::*;
 use serde_json::json;
 
+use self::tell::tell_workflow;
 use super::*;
 use crate::domain::workflow::{ANSWER_BYTES_MAX, HttpSend, Payload, Send, Success, Target, Text};
 

@@ -9,16 +9,13 @@ use crate::domain::workflow::{
     Action, Effect, HttpSend, OnFailure, Payload, Retry, Send, Step, Target, Text, Workflow,
 };
 
-/// A workflow as the API reads it. The effects of a step that has several stand in `effects`.
-#[must_use]
+/// The effects of a step that has several stand in `effects`.
 pub fn tell_workflow(workflow: &Workflow) -> Value {
     let steps: Vec<Value> = workflow.steps.iter().map(step).collect();
     json!({ "name": workflow.name, "steps": steps })
 }
 
-/// An effect as the API reads it.
-#[must_use]
-pub fn tell_effect(effect: &Effect) -> Value {
+fn effect(effect: &Effect) -> Value {
     let mut told = Map::new();
     write(&mut told, effect);
     Value::Object(told)
@@ -31,7 +28,7 @@ fn step(step: &Step) -> Value {
         Action::Effects(effects) => match &effects[..] {
             [one] => write(&mut told, one),
             several => {
-                let several: Vec<Value> = several.iter().map(tell_effect).collect();
+                let several: Vec<Value> = several.iter().map(effect).collect();
                 told.insert("effects".into(), several.into());
             }
         },
@@ -52,7 +49,7 @@ fn step(step: &Step) -> Value {
     };
     told.insert("on_failure".into(), json!(on_failure));
     if let Some(compensation) = &step.compensation {
-        told.insert("compensation".into(), tell_effect(compensation));
+        told.insert("compensation".into(), effect(compensation));
     }
     Value::Object(told)
 }
