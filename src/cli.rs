@@ -1,6 +1,6 @@
 //! The command line: from arguments to an exit code.
 //!
-//! Each subcommand is a file with its `Args` and a `run`. What a subcommand prints for people or
+//! Each subcommand is a file with its `Args` and a `run`, or an `execute` that [`gateway`] runs. What a subcommand prints for people or
 //! scripts goes to standard output, errors and the log to standard error.
 
 mod check;
@@ -74,10 +74,16 @@ pub fn run() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Check(args) => check::run(&args),
-        Command::Records(args) => records::run(&args),
+        Command::Records(args) => {
+            gateway::run(async |out, paint| records::execute(&args, out, paint).await)
+        }
         Command::Doctor(args) => doctor::run(&args),
-        Command::Runs(args) => runs::run(&args),
-        Command::Outbox(args) => outbox::run(&args),
+        Command::Runs(args) => {
+            gateway::run(async |out, paint| runs::execute(&args, out, paint).await)
+        }
+        Command::Outbox(args) => {
+            gateway::run(async |out, paint| outbox::execute(&args, out, paint).await)
+        }
     };
     done.unwrap_or_else(|error| {
         if let Some(rejected) = error.downcast_ref::<Rejected>() {
@@ -124,6 +130,12 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    /// What follows the name of a subcommand.
+    pub(super) fn parse<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error> {
+        let command = T::augment_args(clap::Command::new("oncegate").no_binary_name(true));
+        T::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -1,4 +1,4 @@
-//! `oncegate check`
+//! `oncegate check`: what the configuration says, and everything that is wrong with it.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::EXIT_CONFIG;
 use super::flags::Flags;
+use super::ready;
 use crate::config;
 use crate::config::input::Environment;
 use crate::config::report::{Finding, Report, Setting};
@@ -60,7 +61,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let config::Loaded { config, report } = loaded?;
     if args.ready {
-        super::block_on(super::ready::ask(config.admin))?;
+        let admin = ready::reachable(config.admin).to_string();
+        super::block_on(async { Ok(ready::ask(&admin).await?) })?;
         super::say("ready");
         return Ok(ExitCode::SUCCESS);
     }

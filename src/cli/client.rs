@@ -35,16 +35,17 @@ pub(super) fn path(base: &str, parameters: &[(&str, Option<&str>)]) -> String {
     format!("{base}?{}", given.collect::<Vec<_>>().join("&"))
 }
 
-/// A gateway's admin API, and the right to use it.
+/// A gateway's admin API, and who asks.
 pub(super) struct Client {
     base: String,
-    authorization: HeaderValue,
+    authorization: Option<HeaderValue>,
     http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
 }
 
 impl Client {
-    /// `admin` is a URL, or an address as `serve --admin` takes it.
-    pub(super) fn new(admin: &str, token: &str) -> Result<Self, Failure> {
+    /// `admin` is a URL, or an address as `serve --admin` takes it. Without a token it reaches what
+    /// is open to everyone.
+    pub(super) fn new(admin: &str, token: Option<&str>) -> Result<Self, Failure> {
         let base = if admin.contains("://") {
             admin.trim_end_matches('/').to_owned()
         } else {
@@ -55,12 +56,10 @@ impl Client {
         let secure = scheme == Some("https");
         let host = host.filter(|_| secure || scheme == Some("http"));
         let host = host.ok_or_else(|| wrong_admin(admin))?;
-        if !secure && !is_loopback(host) {
+        if token.is_some() && !secure && !is_loopback(host) {
             eprintln!("warning: the token goes to {host} unencrypted; prefer https://");
         }
-        let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
-            .map_err(|_| Failure::NoAnswer("the token holds a character that none has".into()))?;
-        authorization.set_sensitive(true);
+        let authorization = token.map(bearer).transpose()?;
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
@@ -113,13 +112,16 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Bytes), Failure> {
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
-            .header(AUTHORIZATION, self.authorization.clone())
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|error| Failure::NoAnswer(format!("the request can't be made: {error}")))?;
+        let authorization = self.authorization.clone();
+        request
+            .headers_mut()
+            .extend(authorization.map(|value| (AUTHORIZATION, value)));
         let answer = tokio::time::timeout(TIMEOUT, self.exchange(request)).await;
         answer.map_err(|_| {
             Failure::NoAnswer(format!(
@@ -149,6 +151,13 @@ impl Client {
         })?;
         Ok((status, body.to_bytes()))
     }
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, Failure> {
+    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| Failure::NoAnswer("the token holds a character that none has".into()))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn refused(status: u16, problem: &Value) -> Failure {

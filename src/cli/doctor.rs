@@ -13,10 +13,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::client::Client;
 use super::flags::StoreFlags;
 use super::gateway::{Failure, Gateway};
 use super::paint::Paint;
+use super::ready;
 use super::table::{self, plain};
 use crate::api::doctor::{lease_min, wall};
 use crate::config::input::Environment;
@@ -138,7 +138,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn admin_of(config: &Config) -> String {
-    super::ready::reachable(config.admin).to_string()
+    ready::reachable(config.admin).to_string()
 }
 
 /// Looks at everything.
@@ -224,24 +224,12 @@ fn not_opened(error: &OpenError) -> Finding {
 /// What the gateway says of itself and, where doctor could not look, of the store.
 async fn look_at_gateway(patient: &Patient, in_use: bool) -> Vec<Line> {
     let needed = if in_use { Health::Bad } else { Health::Warn };
-    let bare = match Client::new(&patient.admin, "none") {
-        Ok(client) => client,
-        Err(failure) => return vec![Finding::new("gateway", needed, failure.to_string()).into()],
+    let (health, says) = match ready::ask(&patient.admin).await {
+        Ok(()) => (Health::Good, format!("{} is ready", patient.admin)),
+        Err(failure @ Failure::Refused { .. }) => (Health::Bad, failure.to_string()),
+        Err(failure) => (needed, failure.to_string()),
     };
-    let mut lines = vec![
-        match bare.text("/readyz").await {
-            Ok(_) => Finding::new(
-                "gateway",
-                Health::Good,
-                format!("{} is ready", patient.admin),
-            ),
-            Err(failure @ Failure::Refused { .. }) => {
-                Finding::new("gateway", Health::Bad, failure.to_string())
-            }
-            Err(failure) => Finding::new("gateway", needed, failure.to_string()),
-        }
-        .into(),
-    ];
+    let mut lines = vec![Line::from(Finding::new("gateway", health, says))];
     let gateway = Gateway::at(&patient.admin, patient.token_file.as_deref());
     let told = async { gateway.client()?.get("/v1/doctor").await };
     match told.await.and_then(|answer| table::read::<Told>(&answer)) {

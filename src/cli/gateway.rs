@@ -40,7 +40,7 @@ impl Gateway {
 
     /// A client with the token.
     pub(super) fn client(&self) -> Result<Client, Failure> {
-        Client::new(&self.admin, &token(self)?)
+        Client::new(&self.admin, Some(&token(self)?))
     }
 }
 

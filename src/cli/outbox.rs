@@ -4,7 +4,6 @@
 mod table;
 
 use std::io::Write;
-use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 
@@ -135,14 +134,6 @@ struct Pause {
     yes: bool,
 }
 
-/// Runs the command with the process's own input and output.
-///
-/// # Errors
-/// When there is no runtime to be had; every other failure is told and becomes an exit code.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    gateway::run(async |out, paint| execute(args, out, paint).await)
-}
-
 /// Runs the command and writes what it found to `out`.
 ///
 /// # Errors
@@ -157,10 +148,22 @@ pub async fn execute(
         Command::List(list) => client.get(&list.path()).await?,
         Command::Show(show) => client.get(&one(&show.intent_id)).await?,
         Command::Destinations => client.get("/v1/outbox/destinations").await?,
-        Command::Redrive(act) => act.perform(&client, "redrive").await?,
-        Command::Discard(act) => act.perform(&client, "discard").await?,
-        Command::Pause(pause) => pause.perform(&client, "pause").await?,
-        Command::Resume(pause) => pause.perform(&client, "resume").await?,
+        Command::Redrive(act) => {
+            let warning = "They are sent again, with the same keys and the same bytes.";
+            act.perform(&client, "redrive", warning).await?
+        }
+        Command::Discard(act) => {
+            let warning = "They are never sent, and their runs are told.";
+            act.perform(&client, "discard", warning).await?
+        }
+        Command::Pause(pause) => {
+            let warning = "No gateway sends to it, for any tenant, until somebody resumes it.";
+            pause.perform(&client, "pause", warning).await?
+        }
+        Command::Resume(pause) => {
+            let warning = "Everything that waited for it is sent now.";
+            pause.perform(&client, "resume", warning).await?
+        }
     };
     if args.gateway.json {
         writeln!(out, "{answer:#}")?;
@@ -183,44 +186,35 @@ pub async fn execute(
 impl List {
     fn path(&self) -> String {
         let limit = self.limit.to_string();
-        let filter = &self.filter;
-        let parameters = [
-            ("tenant", filter.tenant.as_deref()),
-            ("status", filter.status.as_deref()),
-            ("destination", filter.destination.as_deref()),
-            ("run_id", filter.run.as_deref()),
+        let page = [
             ("limit", Some(limit.as_str())),
             ("cursor", self.cursor.as_deref()),
         ];
-        client::path("/v1/outbox", &parameters)
+        client::path("/v1/outbox", &[&self.filter.parts()[..], &page].concat())
     }
 }
 
 impl Filter {
-    fn as_json(&self) -> Map<String, Value> {
-        let parts = [
-            ("tenant", &self.tenant),
-            ("status", &self.status),
-            ("destination", &self.destination),
-            ("run_id", &self.run),
-        ];
-        let given = parts.into_iter();
-        given
-            .filter_map(|(name, value)| Some((name.to_owned(), json!(value.as_ref()?))))
-            .collect()
+    fn parts(&self) -> [(&'static str, Option<&str>); 4] {
+        [
+            ("tenant", self.tenant.as_deref()),
+            ("status", self.status.as_deref()),
+            ("destination", self.destination.as_deref()),
+            ("run_id", self.run.as_deref()),
+        ]
     }
 }
 
 impl Act {
     /// Does it page by page, so that no request takes long, and adds up what the pages told.
-    async fn perform(&self, client: &Client, act: &str) -> Result<Value, Failure> {
+    async fn perform(&self, client: &Client, act: &str, warning: &str) -> Result<Value, Failure> {
         let mut body = Map::new();
         body.insert("reason".into(), json!(self.reason));
         match &self.intent {
             Some(id) => body.insert("intent_id".into(), json!(id)),
             None => body.insert("filter".into(), Value::Object(self.filter()?)),
         };
-        self.confirm(client, act).await?;
+        self.confirm(client, warning).await?;
         let path = format!("/v1/outbox/{act}");
         let (mut done, mut refused) = (0, Vec::new());
         loop {
@@ -247,7 +241,10 @@ impl Act {
     }
 
     fn filter(&self) -> Result<Map<String, Value>, Failure> {
-        let filter = self.filter.as_json();
+        let given = self.filter.parts().into_iter();
+        let filter: Map<_, _> = given
+            .filter_map(|(name, value)| Some((name.to_owned(), json!(value?))))
+            .collect();
         if filter.is_empty() && !self.all {
             return Err(Failure::Usage(
                 "say which: --intent, --destination, --tenant, --run, --status, or --all",
@@ -256,23 +253,20 @@ impl Act {
         Ok(filter)
     }
 
-    async fn confirm(&self, client: &Client, act: &str) -> Result<(), Failure> {
-        let warning = match act {
-            "redrive" => "They are sent again, with the same keys and the same bytes.",
-            _ => "They are never sent, and their runs are told.",
-        };
+    async fn confirm(&self, client: &Client, warning: &str) -> Result<(), Failure> {
         gateway::confirm(self.yes, warning, async |out, paint| {
             if let Some(id) = &self.intent {
                 return table::intent(out, &client.get(&one(id)).await?, paint);
             }
-            let status = self.filter.status.as_deref().unwrap_or("dead");
-            let parameters = [
-                ("tenant", self.filter.tenant.as_deref()),
-                ("status", Some(status)),
-                ("destination", self.filter.destination.as_deref()),
-                ("run_id", self.filter.run.as_deref()),
-                ("limit", Some("20")),
-            ];
+            // Without a status the gateway takes those that are dead.
+            let meant = self
+                .filter
+                .parts()
+                .map(|(name, value)| match (name, value) {
+                    ("status", None) => (name, Some("dead")),
+                    given => given,
+                });
+            let parameters = [&meant[..], &[("limit", Some("20"))]].concat();
             let path = client::path("/v1/outbox", &parameters);
             table::page(out, &client.get(&path).await?, paint)
         })
@@ -284,11 +278,7 @@ impl Act {
 const PAGE: u64 = 200;
 
 impl Pause {
-    async fn perform(&self, client: &Client, act: &str) -> Result<Value, Failure> {
-        let warning = match act {
-            "pause" => "No gateway sends to it, for any tenant, until somebody resumes it.",
-            _ => "Everything that waited for it is sent now.",
-        };
+    async fn perform(&self, client: &Client, act: &str, warning: &str) -> Result<Value, Failure> {
         gateway::confirm(self.yes, warning, async |out, paint| {
             let all = client.get("/v1/outbox/destinations").await?;
             table::destinations(out, &all, paint)
@@ -306,24 +296,12 @@ fn one(intent_id: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args as _, FromArgMatches as _};
-
     use super::*;
-
-    fn parse(words: &[&str]) -> Result<Args, clap::Error> {
-        let command = Args::augment_args(clap::Command::new("outbox"));
-        let matches = command.try_get_matches_from(std::iter::once(&"outbox").chain(words))?;
-        Args::from_arg_matches(&matches)
-    }
-
-    #[test]
-    fn the_definition_is_sound() {
-        Args::augment_args(clap::Command::new("outbox")).debug_assert();
-    }
+    use crate::cli::tests::parse;
 
     #[test]
     fn nothing_is_redriven_that_nobody_named() {
-        let act = |words: &[&str]| match parse(words).unwrap().command {
+        let act = |words: &[&str]| match parse::<Args>(words).unwrap().command {
             Command::Redrive(act) => act.filter().is_ok(),
             other => panic!("{other:?}"),
         };
@@ -331,6 +309,6 @@ mod tests {
         assert!(act(&["redrive", "--reason", "r", "--all"]));
         assert!(act(&["redrive", "--reason", "r", "--destination", "mail"]));
         let both = ["redrive", "--reason", "r", "--intent", "i", "--all"];
-        assert!(parse(&both).is_err());
+        assert!(parse::<Args>(&both).is_err());
     }
 }

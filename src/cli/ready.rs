@@ -1,64 +1,26 @@
 //! Asks a running gateway whether traffic may come: `oncegate check --ready`, for containers
-//! whose image holds nothing else that could ask.
+//! whose image holds nothing else that could ask, and `oncegate doctor`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use super::client::Client;
+use super::gateway::Failure;
 
 /// How long the answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest answer that is read, in bytes.
-const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 /// Asks the admin listener at `admin`. `Ok`: traffic may come.
 ///
 /// # Errors
 /// When it may not, or nobody answers.
-pub(super) async fn ask(admin: SocketAddr) -> anyhow::Result<()> {
-    let admin = reachable(admin);
-    let asked = tokio::time::timeout(TIMEOUT, get(admin));
-    let (status, body) = asked
-        .await
-        .context("the gateway did not answer in time")?
-        .with_context(|| format!("no gateway answers at {admin}; is it running?"))?;
-    if status == StatusCode::OK {
-        return Ok(());
-    }
-    bail!(
-        "the gateway at {admin} is not ready: {}",
-        String::from_utf8_lossy(&body)
-    )
-}
-
-async fn get(admin: SocketAddr) -> anyhow::Result<(StatusCode, Bytes)> {
-    let stream = TcpStream::connect(admin).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = Request::get("/readyz")
-        .header(header::HOST, admin.to_string())
-        .header(header::CONNECTION, "close")
-        .body(Empty::<Bytes>::new())?;
-    let answered = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
-        let body = body
-            .collect()
-            .await
-            .map_err(|error| anyhow::anyhow!(error))?;
-        anyhow::Ok((status, body.to_bytes()))
-    };
-    tokio::pin!(answered);
-    tokio::select! {
-        answer = &mut answered => answer,
-        // The connection may be over before its last answer was read.
-        _ = connection => answered.await,
+pub(super) async fn ask(admin: &str) -> Result<(), Failure> {
+    let client = Client::new(admin, None)?;
+    match tokio::time::timeout(TIMEOUT, client.text("/readyz")).await {
+        Ok(told) => told.map(|_| ()),
+        Err(_) => Err(Failure::NoAnswer(format!(
+            "the gateway at {admin} did not answer in time"
+        ))),
     }
 }
 

@@ -9,7 +9,6 @@ mod table;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -135,14 +134,6 @@ struct Resolve {
     body_file: Option<PathBuf>,
 }
 
-/// Runs the command with the process's own input and output.
-///
-/// # Errors
-/// When there is no runtime to be had; every other failure is told and becomes an exit code.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    gateway::run(async |out, paint| execute(args, out, paint).await)
-}
-
 /// Runs the command and writes what it found to `out`.
 ///
 /// # Errors
@@ -157,19 +148,25 @@ pub async fn execute(
     let answer = match &args.command {
         Command::Find(find) => client.get(&find.path()).await?,
         Command::Show(which) => client.get(&which.path("")).await?,
-        Command::Release(act) | Command::Purge(act) => {
-            let deed = Deed::of(&args.command);
-            deed.confirm(&client, act).await?;
-            let body = json!({ "reason": act.reason });
-            client.post(&act.which.path(deed.path), &body).await?
+        Command::Release(act) => {
+            let warning = "The next request with this key runs again: be sure that the service \
+                           never ran it.";
+            act.perform(&client, "/release", warning, Map::new())
+                .await?
         }
         Command::Resolve(resolve) => {
-            let body = resolve.body()?;
-            let deed = Deed::of(&args.command);
-            deed.confirm(&client, &resolve.act).await?;
-            client
-                .post(&resolve.act.which.path(deed.path), &body)
+            let warning = "Every retry gets the answer that you give, and the service is not \
+                           called again.";
+            let answer = resolve.answer()?;
+            resolve
+                .act
+                .perform(&client, "/resolve", warning, answer)
                 .await?
+        }
+        Command::Purge(act) => {
+            let warning = "The record and its answer are forgotten; the next request with this \
+                           key runs again.";
+            act.perform(&client, "/purge", warning, Map::new()).await?
         }
     };
     if json {
@@ -179,45 +176,32 @@ pub async fn execute(
     match &args.command {
         Command::Find(_) => table::page(out, &answer, paint)?,
         Command::Show(_) => table::record(out, &answer, paint)?,
-        _ => table::acted(out, &answer, paint)?,
+        Command::Release(_) | Command::Resolve(_) | Command::Purge(_) => {
+            table::acted(out, &answer, paint)?;
+        }
     }
     Ok(())
 }
 
-/// Something that can't be taken back.
-struct Deed {
-    path: &'static str,
-    warning: &'static str,
-}
-
-impl Deed {
-    fn of(command: &Command) -> Self {
-        match command {
-            Command::Purge(_) => Self {
-                path: "/purge",
-                warning: "The record and its answer are forgotten; the next request with this key \
-                          runs again.",
-            },
-            Command::Resolve(_) => Self {
-                path: "/resolve",
-                warning: "Every retry gets the answer that you give, and the service is not called \
-                          again.",
-            },
-            _ => Self {
-                path: "/release",
-                warning: "The next request with this key runs again: be sure that the service \
-                          never ran it.",
-            },
-        }
-    }
-
-    /// Shows the record and asks, if there is somebody to ask.
-    async fn confirm(&self, client: &Client, act: &Act) -> Result<(), Failure> {
-        gateway::confirm(act.yes, self.warning, async |out, paint| {
-            let record = client.get(&act.which.path("")).await?;
+impl Act {
+    /// Does what can't be taken back. First it shows the record and asks, if there is somebody to
+    /// ask.
+    async fn perform(
+        &self,
+        client: &Client,
+        act: &str,
+        warning: &str,
+        mut body: Map<String, Value>,
+    ) -> Result<Value, Failure> {
+        gateway::confirm(self.yes, warning, async |out, paint| {
+            let record = client.get(&self.which.path("")).await?;
             table::record(out, &record, paint)
         })
-        .await
+        .await?;
+        body.insert("reason".into(), json!(self.reason));
+        client
+            .post(&self.which.path(act), &Value::Object(body))
+            .await
     }
 }
 
@@ -245,13 +229,12 @@ impl Which {
 }
 
 impl Resolve {
-    fn body(&self) -> Result<Value, Failure> {
+    fn answer(&self) -> Result<Map<String, Value>, Failure> {
         let headers = self.headers.iter();
         let headers: Vec<Value> = headers
             .map(|(name, value)| json!({ "name": name, "value": value }))
             .collect();
         let mut body = Map::new();
-        body.insert("reason".into(), json!(self.act.reason));
         body.insert("status".into(), json!(self.status));
         body.insert("headers".into(), json!(headers));
         if let Some(text) = &self.body {
@@ -260,7 +243,7 @@ impl Resolve {
             let bytes = gateway::read(path)?;
             body.insert("body_base64".into(), json!(STANDARD.encode(bytes)));
         }
-        Ok(Value::Object(body))
+        Ok(body)
     }
 }
 
@@ -271,24 +254,12 @@ fn header_line(line: &str) -> Result<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args as _, FromArgMatches as _};
-
     use super::*;
-
-    fn parse(words: &[&str]) -> Result<Args, clap::Error> {
-        let command = Args::augment_args(clap::Command::new("records"));
-        let matches = command.try_get_matches_from(std::iter::once(&"records").chain(words))?;
-        Args::from_arg_matches(&matches)
-    }
-
-    #[test]
-    fn the_definition_is_sound() {
-        Args::augment_args(clap::Command::new("records")).debug_assert();
-    }
+    use crate::cli::tests::parse;
 
     #[test]
     fn every_part_of_a_path_is_encoded() {
-        let args = parse(&["show", "acme p1-00ff", "pay", "a/b %?#.."]).unwrap();
+        let args: Args = parse(&["show", "acme p1-00ff", "pay", "a/b %?#.."]).unwrap();
         let Command::Show(which) = args.command else {
             panic!("{args:?}");
         };
@@ -300,7 +271,7 @@ mod tests {
 
     #[test]
     fn an_act_needs_a_reason() {
-        assert!(parse(&["purge", "acme", "pay", "k"]).is_err());
-        assert!(parse(&["purge", "acme", "pay", "k", "--reason", "r"]).is_ok());
+        assert!(parse::<Args>(&["purge", "acme", "pay", "k"]).is_err());
+        assert!(parse::<Args>(&["purge", "acme", "pay", "k", "--reason", "r"]).is_ok());
     }
 }

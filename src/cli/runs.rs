@@ -5,7 +5,6 @@
 pub(super) mod table;
 
 use std::io::Write;
-use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 
@@ -139,14 +138,6 @@ struct Signal {
     sure: Sure,
 }
 
-/// Runs the command with the process's own input and output.
-///
-/// # Errors
-/// When there is no runtime to be had; every other failure is told and becomes an exit code.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    gateway::run(async |out, paint| execute(args, out, paint).await)
-}
-
 /// Runs the command and writes what it found to `out`.
 ///
 /// # Errors
@@ -168,31 +159,23 @@ pub async fn execute(
                 .await?;
             return table::run(out, &run, &history, paint);
         }
-        Command::Retry(act) | Command::Cancel(act) => {
-            let deed = Deed::of(&args.command);
-            deed.confirm(&client, &act.run_id, act.sure.yes).await?;
-            let body = body(&act.sure, [("reason", json!(act.reason))]);
-            client.post(&path(&act.run_id, deed.path), &body).await?
+        Command::Retry(act) => {
+            let warning = "What failed is sent again, with the same key and the same bytes.";
+            act.perform(&client, "/retry", warning, None).await?
+        }
+        Command::Cancel(act) => {
+            let warning = "The run stops, and what its steps did is undone by their \
+                           compensations, where they have any.";
+            act.perform(&client, "/cancel", warning, None).await?
         }
         Command::Resume(Resume { act, result }) => {
-            let deed = Deed::of(&args.command);
-            deed.confirm(&client, &act.run_id, act.sure.yes).await?;
-            let parts = [
-                ("reason", json!(act.reason)),
-                ("result", result.clone().unwrap_or_default()),
-            ];
-            let body = body(&act.sure, parts);
-            client.post(&path(&act.run_id, deed.path), &body).await?
+            let warning = "The run goes on without the step that failed, and later steps see the \
+                           result that you give.";
+            let result = result.clone().unwrap_or_default();
+            act.perform(&client, "/resume", warning, Some(result))
+                .await?
         }
-        Command::Signal(signal) => {
-            let deed = Deed::of(&args.command);
-            deed.confirm(&client, &signal.run_id, signal.sure.yes)
-                .await?;
-            let payload = signal.payload.clone().unwrap_or_default();
-            let body = body(&signal.sure, [("payload", payload)]);
-            let act = format!("{}/{}", deed.path, path_segment(&signal.name));
-            client.post(&path(&signal.run_id, &act), &body).await?
-        }
+        Command::Signal(signal) => signal.perform(&client).await?,
     };
     if json {
         writeln!(out, "{answer:#}")?;
@@ -200,48 +183,62 @@ pub async fn execute(
     }
     match &args.command {
         Command::List(_) => table::page(out, &answer, paint),
-        _ => table::acted(out, &answer, paint),
+        Command::Show(_)
+        | Command::Retry(_)
+        | Command::Cancel(_)
+        | Command::Resume(_)
+        | Command::Signal(_) => table::acted(out, &answer, paint),
     }
 }
 
-/// Something that can't be taken back.
-struct Deed {
-    path: &'static str,
-    warning: &'static str,
+impl Act {
+    async fn perform(
+        &self,
+        client: &Client,
+        act: &str,
+        warning: &str,
+        result: Option<Value>,
+    ) -> Result<Value, Failure> {
+        let mut body = Map::new();
+        body.insert("reason".into(), json!(self.reason));
+        body.extend(result.map(|result| ("result".into(), result)));
+        self.sure
+            .perform(client, &self.run_id, warning, act, body)
+            .await
+    }
 }
 
-impl Deed {
-    fn of(command: &Command) -> Self {
-        match command {
-            Command::Cancel(_) => Self {
-                path: "/cancel",
-                warning: "The run stops, and what its steps did is undone by their compensations, \
-                          where they have any.",
-            },
-            Command::Resume(_) => Self {
-                path: "/resume",
-                warning: "The run goes on without the step that failed, and later steps see the \
-                          result that you give.",
-            },
-            Command::Signal(_) => Self {
-                path: "/signals",
-                warning: "The run takes the signal now or when it comes to the step that waits for \
-                          it.",
-            },
-            _ => Self {
-                path: "/retry",
-                warning: "What failed is sent again, with the same key and the same bytes.",
-            },
-        }
+impl Signal {
+    async fn perform(&self, client: &Client) -> Result<Value, Failure> {
+        let warning =
+            "The run takes the signal now or when it comes to the step that waits for it.";
+        let mut body = Map::new();
+        body.insert("payload".into(), self.payload.clone().unwrap_or_default());
+        let act = format!("/signals/{}", path_segment(&self.name));
+        self.sure
+            .perform(client, &self.run_id, warning, &act, body)
+            .await
     }
+}
 
-    /// Shows the run and asks, if there is somebody to ask.
-    async fn confirm(&self, client: &Client, run_id: &str, yes: bool) -> Result<(), Failure> {
-        gateway::confirm(yes, self.warning, async |out, paint| {
+impl Sure {
+    /// Does what can't be taken back. First it shows the run and asks, if there is somebody to ask.
+    async fn perform(
+        &self,
+        client: &Client,
+        run_id: &str,
+        warning: &str,
+        act: &str,
+        mut body: Map<String, Value>,
+    ) -> Result<Value, Failure> {
+        gateway::confirm(self.yes, warning, async |out, paint| {
             let run = client.get(&path(run_id, "")).await?;
             table::head(out, &run, paint)
         })
-        .await
+        .await?;
+        let request_id = self.request_id.as_ref();
+        body.extend(request_id.map(|id| ("request_id".into(), json!(id))));
+        client.post(&path(run_id, act), &Value::Object(body)).await
     }
 }
 
@@ -264,50 +261,30 @@ fn path(run_id: &str, act: &str) -> String {
     format!("/v1/runs/{}{act}", path_segment(run_id))
 }
 
-fn body<const N: usize>(sure: &Sure, parts: [(&str, Value); N]) -> Value {
-    let mut body: Map<String, Value> = parts
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    if let Some(id) = &sure.request_id {
-        body.insert("request_id".into(), json!(id));
-    }
-    Value::Object(body)
-}
-
 fn json_value(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args as _, FromArgMatches as _};
-
     use super::*;
-
-    fn parse(words: &[&str]) -> Result<Args, clap::Error> {
-        let command = Args::augment_args(clap::Command::new("runs"));
-        let matches = command.try_get_matches_from(std::iter::once(&"runs").chain(words))?;
-        Args::from_arg_matches(&matches)
-    }
-
-    #[test]
-    fn the_definition_is_sound() {
-        Args::augment_args(clap::Command::new("runs")).debug_assert();
-    }
+    use crate::cli::tests::parse;
 
     #[test]
     fn an_act_needs_a_reason_and_a_signal_none() {
         for act in ["retry", "cancel", "resume"] {
-            assert!(parse(&[act, "r"]).is_err(), "{act}");
-            assert!(parse(&[act, "r", "--reason", "why"]).is_ok(), "{act}");
+            assert!(parse::<Args>(&[act, "r"]).is_err(), "{act}");
+            assert!(
+                parse::<Args>(&[act, "r", "--reason", "why"]).is_ok(),
+                "{act}"
+            );
         }
-        assert!(parse(&["signal", "r", "approved"]).is_ok());
+        assert!(parse::<Args>(&["signal", "r", "approved"]).is_ok());
     }
 
     #[test]
     fn what_is_no_json_is_refused_before_anything_is_sent() {
-        assert!(parse(&["signal", "r", "n", "--payload", "{"]).is_err());
-        assert!(parse(&["signal", "r", "n", "--payload", "{}"]).is_ok());
+        assert!(parse::<Args>(&["signal", "r", "n", "--payload", "{"]).is_err());
+        assert!(parse::<Args>(&["signal", "r", "n", "--payload", "{}"]).is_ok());
     }
 }

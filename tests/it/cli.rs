@@ -117,6 +117,17 @@ fn a_wrong_command_line_has_a_code_of_its_own() {
     assert!(stderr(&output).contains("--listen"));
 }
 
+/// Whether a gateway is ready is asked without a token.
+#[test]
+fn doctor_warns_of_a_token_only_if_it_sends_one() {
+    let arguments = ["doctor", "--store", "sqlite:no.db", "--admin", "0.0.0.0:1"];
+    let warned = |environment: &[(&str, &str)]| {
+        stderr(&oncegate(&arguments, environment)).contains("the token goes to 0.0.0.0 unencrypted")
+    };
+    assert!(!warned(&[]));
+    assert!(warned(&[("ONCEGATE_TOKEN", "t")]));
+}
+
 #[test]
 fn every_variable_is_in_the_help() {
     let help = stdout(&oncegate(&["serve", "--help"], &[]));
