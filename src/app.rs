@@ -421,7 +421,7 @@ fn start_runs(
     };
     let bell = Arc::clone(&runs.bells.outbox);
     driver::start_with(outbox.drainer(), timing, tasks, soft, bell);
-    let ticker = Ticker::new(runs.coordinator.clone());
+    let ticker = Ticker(runs.coordinator.clone());
     driver::start_with(ticker, timing, tasks, soft, Arc::clone(&runs.bells.runs));
     Ok(())
 }
@@ -434,12 +434,15 @@ fn start_upkeep(config: &Config, store: &Arc<dyn Store>, shutdown: &Shutdown) ->
         period,
         deadline: config.operation_timeout * 2,
     };
-    let sweeper = Sweeper::new(Arc::clone(store));
+    let sweeper = Sweeper(Arc::clone(store));
     driver::start(sweeper, timing(config.sweep_interval), tasks, soft);
-    let retention = Retention::new(Arc::clone(store));
+    let retention = Retention(Arc::clone(store));
     driver::start(retention, timing(config.purge_interval), tasks, soft);
-    let run_retention = RunRetention::new(Arc::clone(store), keep);
+    let run_retention = RunRetention {
+        store: Arc::clone(store),
+        keep,
+    };
     driver::start(run_retention, timing(config.purge_interval), tasks, soft);
-    let census = Census::new(Arc::clone(store));
+    let census = Census(Arc::clone(store));
     driver::start(census, timing(CENSUS_PERIOD), tasks, soft)
 }

@@ -1,4 +1,4 @@
-//! Runs a duty again and again: period, jitter, wake-up, deadline, status.
+//! Runs a duty again and again: period, jitter, wake-up, deadline.
 //!
 //! Invariants:
 //! - Whatever a round does (fail, hang, panic), the next one comes.
@@ -52,37 +52,18 @@ pub struct Timing {
     pub deadline: Duration,
 }
 
-/// How a duty stands.
-#[derive(Clone, Debug, Default)]
-pub struct Status {
-    /// When the round began that is at work now.
-    pub running_since: Option<Instant>,
-    /// When the next round is due; `None` while one is at work and after the shutdown.
-    pub next_due: Option<Instant>,
-    /// The newest round that succeeded: when it ended, and what it did.
-    pub last_success: Option<(Instant, Report)>,
-    /// The newest round that failed: when it ended, and why.
-    pub last_failure: Option<(Instant, Failure)>,
-    /// How many rounds failed since the last that succeeded.
-    pub failures_in_a_row: u32,
-}
+/// A duty that is being driven: when the newest round that succeeded ended.
+pub struct Handle(watch::Receiver<Option<Instant>>);
 
 /// Why a round failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+#[derive(Debug)]
+enum Failure {
     /// The store gave an error; with its causes.
-    Store(String),
+    Store(#[expect(dead_code, reason = "for the log")] String),
     /// The round hung and was cut off at its deadline.
     Deadline,
     /// The round panicked: a bug.
     Panic,
-}
-
-/// A duty that is being driven.
-#[derive(Clone)]
-pub struct Handle {
-    wake: Arc<Notify>,
-    status: watch::Receiver<Status>,
 }
 
 /// Drives `worker` on a task of `tracker` until `shutdown`. The first round comes at once.
@@ -95,7 +76,7 @@ pub fn start(
     start_with(worker, timing, tracker, shutdown, Arc::default())
 }
 
-/// As [`start`], woken by `wake` too.
+/// As [`start`]; `wake` ends the pause. During a round: another one follows it at once.
 pub fn start_with(
     worker: impl Worker,
     timing: Timing,
@@ -103,39 +84,23 @@ pub fn start_with(
     shutdown: &CancellationToken,
     wake: Arc<Notify>,
 ) -> Handle {
-    let (status, seen) = watch::channel(Status::default());
-    let handle = Handle {
-        wake: Arc::clone(&wake),
-        status: seen,
-    };
+    let (succeeded, seen) = watch::channel(None);
     let driver = Driver {
         worker,
         timing,
         wake,
-        status,
+        succeeded,
     };
     let shutdown = shutdown.clone();
     tracker.spawn(async move { driver.run(&shutdown).await });
-    handle
+    Handle(seen)
 }
 
 impl Handle {
-    /// Ends the pause. During a round: another one follows it at once.
-    pub fn wake(&self) {
-        self.wake.notify_one();
-    }
-
-    /// How the duty stands, to look at or to wait on.
-    #[must_use]
-    pub fn status(&self) -> watch::Receiver<Status> {
-        self.status.clone()
-    }
-
     /// Whether a round succeeded within this time: then the store was reachable.
     #[must_use]
     pub fn succeeded_within(&self, time: Duration) -> bool {
-        let last = self.status.borrow().last_success;
-        last.is_some_and(|(ended, _)| ended.elapsed() <= time)
+        self.0.borrow().is_some_and(|ended| ended.elapsed() <= time)
     }
 }
 
@@ -143,54 +108,50 @@ struct Driver<W> {
     worker: W,
     timing: Timing,
     wake: Arc<Notify>,
-    status: watch::Sender<Status>,
+    succeeded: watch::Sender<Option<Instant>>,
 }
 
 impl<W: Worker> Driver<W> {
     async fn run(&self, shutdown: &CancellationToken) {
+        let mut failures_in_a_row = 0;
         while !shutdown.is_cancelled() {
-            if self.round().await {
-                tokio::task::yield_now().await;
-                continue;
+            let outcome = self.round().await;
+            self.tell(&outcome, failures_in_a_row);
+            match outcome {
+                Ok(report) => {
+                    failures_in_a_row = 0;
+                    self.succeeded.send_replace(Some(Instant::now()));
+                    if report.full {
+                        tokio::task::yield_now().await;
+                        continue;
+                    }
+                }
+                Err(_) => failures_in_a_row += 1,
             }
-            let pause = jittered(self.timing.period, ids::jitter());
-            self.status
-                .send_modify(|status| status.next_due = Some(Instant::now() + pause));
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 () = self.wake.notified() => {}
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(jittered(self.timing.period, ids::jitter())) => {}
             }
         }
-        self.status.send_modify(|status| status.next_due = None);
     }
 
-    /// One round, and what it says about itself. Returns whether another should follow at once.
-    async fn round(&self) -> bool {
-        self.status.send_modify(|status| {
-            status.running_since = Some(Instant::now());
-            status.next_due = None;
-        });
+    async fn round(&self) -> Result<Report, Failure> {
         // What a cut or panicked round leaves behind is only in the store, where every operation
         // happens whole or not at all.
         let round = AssertUnwindSafe(self.worker.run_once()).catch_unwind();
-        let outcome = match tokio::time::timeout(self.timing.deadline, round).await {
+        match tokio::time::timeout(self.timing.deadline, round).await {
             Ok(Ok(Ok(report))) => Ok(report),
             Ok(Ok(Err(error))) => Err(Failure::Store(Chain(&error).to_string())),
             Ok(Err(_)) => Err(Failure::Panic),
             Err(_) => Err(Failure::Deadline),
-        };
-        self.tell(&outcome);
-        let again = outcome.as_ref().is_ok_and(|report| report.full);
-        self.status.send_modify(|status| status.note(outcome));
-        again
+        }
     }
 
     /// Counts the round. The log gets the first failure in a row and the recovery, not every
     /// round of an outage.
-    fn tell(&self, outcome: &Result<Report, Failure>) {
+    fn tell(&self, outcome: &Result<Report, Failure>, failures: u64) {
         let worker = self.worker.name();
-        let failures = self.status.borrow().failures_in_a_row;
         let result = match outcome {
             Ok(_) => "ok",
             Err(Failure::Store(_)) => "failed",
@@ -201,34 +162,13 @@ impl<W: Worker> Driver<W> {
             .increment(1);
         match outcome {
             Ok(report) if failures > 0 => {
-                tracing::info!(worker, failures, rows = report.rows, "upkeep works again");
+                tracing::info!(worker, failures, rows = report.rows, "a duty works again");
             }
-            Ok(report) => tracing::debug!(worker, rows = report.rows, "upkeep round"),
+            Ok(report) => tracing::debug!(worker, rows = report.rows, "a duty's round"),
             Err(failure) if failures == 0 => {
-                tracing::warn!(
-                    worker,
-                    ?failure,
-                    "an upkeep round failed; it is tried again"
-                );
+                tracing::warn!(worker, ?failure, "a duty's round failed; it is tried again");
             }
-            Err(failure) => tracing::debug!(worker, ?failure, failures, "upkeep fails on"),
-        }
-    }
-}
-
-impl Status {
-    fn note(&mut self, outcome: Result<Report, Failure>) {
-        let now = Instant::now();
-        self.running_since = None;
-        match outcome {
-            Ok(report) => {
-                self.last_success = Some((now, report));
-                self.failures_in_a_row = 0;
-            }
-            Err(failure) => {
-                self.last_failure = Some((now, failure));
-                self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
-            }
+            Err(failure) => tracing::debug!(worker, ?failure, failures, "a duty fails on"),
         }
     }
 }
@@ -242,18 +182,28 @@ fn jittered(period: Duration, drawn: f64) -> Duration {
 mod tests {
     use std::sync::Mutex;
 
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tokio::sync::mpsc;
+
     use super::*;
 
     const TIMING: Timing = Timing {
         period: Duration::from_secs(10),
         deadline: Duration::from_secs(3),
     };
+    /// The longest pause.
+    const PAUSE_MAX: Duration = Duration::from_millis(12_600);
 
     /// What each round does, in order; after that every round succeeds with nothing to do.
-    struct Script(Mutex<Vec<Step>>);
+    struct Script {
+        steps: Mutex<Vec<Step>>,
+        begun: mpsc::Sender<Duration>,
+        start: Instant,
+    }
 
+    #[derive(Clone, Copy)]
     enum Step {
-        Rows(u64),
+        Rest,
         Full,
         Fail,
         Hang,
@@ -266,12 +216,13 @@ mod tests {
         }
 
         async fn run_once(&self) -> Result<Report, StoreError> {
+            self.begun.try_send(self.start.elapsed()).unwrap();
             let step = {
-                let mut steps = self.0.lock().unwrap();
+                let mut steps = self.steps.lock().unwrap();
                 (!steps.is_empty()).then(|| steps.remove(0))
             };
-            match step.unwrap_or(Step::Rows(0)) {
-                Step::Rows(rows) => Ok(Report { rows, full: false }),
+            match step.unwrap_or(Step::Rest) {
+                Step::Rest => Ok(Report::default()),
                 Step::Full => Ok(Report {
                     rows: 7,
                     full: true,
@@ -285,99 +236,99 @@ mod tests {
 
     struct Driven {
         handle: Handle,
+        wake: Arc<Notify>,
+        /// When rounds began, since the start.
+        begun: mpsc::Receiver<Duration>,
         tracker: TaskTracker,
         shutdown: CancellationToken,
     }
 
-    fn drive(steps: Vec<Step>) -> Driven {
+    fn drive(steps: &[Step]) -> Driven {
         let (tracker, shutdown) = (TaskTracker::new(), CancellationToken::new());
-        let handle = start(Script(Mutex::new(steps)), TIMING, &tracker, &shutdown);
+        let (told, begun) = mpsc::channel(10);
+        let wake = Arc::<Notify>::default();
+        let script = Script {
+            steps: Mutex::new(steps.to_vec()),
+            begun: told,
+            start: Instant::now(),
+        };
+        let handle = start_with(script, TIMING, &tracker, &shutdown, Arc::clone(&wake));
         tracker.close();
         Driven {
             handle,
+            wake,
+            begun,
             tracker,
             shutdown,
         }
     }
 
     impl Driven {
-        /// Waits for the end of the first round after now that satisfies `wanted`.
-        async fn until(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
-            let mut status = self.handle.status();
-            status.wait_for(wanted).await.unwrap().clone()
+        async fn round(&mut self) -> Duration {
+            self.begun.recv().await.unwrap()
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn rounds_come_a_jittered_period_apart() {
-        let driven = drive(vec![Step::Rows(1), Step::Rows(2)]);
-        let begun = Instant::now();
-        let rows = |status: &Status| status.last_success.map(|(_, report)| report.rows);
-        driven.until(|status| rows(status) == Some(1)).await;
-        assert_eq!(begun.elapsed(), Duration::ZERO, "the first comes at once");
-        let due = driven.until(|status| status.next_due.is_some()).await;
-        driven.until(|status| rows(status) == Some(2)).await;
-        assert!(Some(Instant::now()) >= due.next_due);
-        let pause = begun.elapsed();
-        assert!(pause >= TIMING.period.mul_f64(0.75) && pause <= TIMING.period.mul_f64(1.26));
+        let mut driven = drive(&[]);
+        assert_eq!(driven.round().await, Duration::ZERO, "the first at once");
+        let pause = driven.round().await;
+        assert!(pause >= TIMING.period.mul_f64(0.75) && pause <= PAUSE_MAX);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_full_batch_is_followed_by_another_at_once() {
-        let driven = drive(vec![Step::Full, Step::Full, Step::Rows(3)]);
-        let begun = Instant::now();
-        driven
-            .until(|status| status.last_success.is_some_and(|(_, r)| r.rows == 3))
-            .await;
-        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let mut driven = drive(&[Step::Full, Step::Full]);
+        for _ in 0..3 {
+            assert_eq!(driven.round().await, Duration::ZERO);
+        }
+        assert!(driven.round().await > Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_wake_up_ends_the_pause() {
-        let driven = drive(vec![Step::Rows(1), Step::Rows(2)]);
-        driven.until(|status| status.next_due.is_some()).await;
-        let begun = Instant::now();
-        driven.handle.wake();
-        driven
-            .until(|status| status.last_success.is_some_and(|(_, r)| r.rows == 2))
-            .await;
-        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let mut driven = drive(&[]);
+        driven.round().await;
+        driven.wake.notify_one();
+        assert_eq!(driven.round().await, Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_hung_round_is_cut_at_its_deadline_and_the_next_comes() {
-        let driven = drive(vec![Step::Hang, Step::Rows(5)]);
-        let begun = Instant::now();
-        let status = driven.until(|status| status.last_failure.is_some()).await;
-        assert_eq!(begun.elapsed(), TIMING.deadline);
-        assert_eq!(status.last_failure.unwrap().1, Failure::Deadline);
+        let mut driven = drive(&[Step::Hang, Step::Hang]);
+        driven.round().await;
+        let next = driven.round().await;
+        assert!(next > TIMING.deadline && next <= TIMING.deadline + PAUSE_MAX);
         assert!(!driven.handle.succeeded_within(Duration::from_hours(1)));
-        driven.until(|status| status.last_success.is_some()).await;
+        driven.round().await;
         assert!(driven.handle.succeeded_within(Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
     async fn neither_an_error_nor_a_panic_ends_the_duty() {
-        let driven = drive(vec![Step::Fail, Step::Panic, Step::Rows(5)]);
-        let status = driven.until(|status| status.failures_in_a_row == 1).await;
-        let Some((_, Failure::Store(why))) = status.last_failure else {
-            panic!("{status:?}");
-        };
-        assert!(why.starts_with("the store can't be reached: pool timed out"));
-        let status = driven.until(|status| status.failures_in_a_row == 2).await;
-        assert_eq!(status.last_failure.unwrap().1, Failure::Panic);
-        let status = driven.until(|status| status.last_success.is_some()).await;
-        assert_eq!(status.failures_in_a_row, 0);
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _counting = metrics::set_default_local_recorder(&recorder);
+        let mut driven = drive(&[Step::Fail, Step::Panic, Step::Hang]);
+        for _ in 0..4 {
+            driven.round().await;
+        }
+        let counted = recorder.handle().render();
+        for result in ["failed", "panic", "deadline", "ok"] {
+            let line =
+                format!("oncegate_worker_rounds_total{{worker=\"script\",result=\"{result}\"}} 1");
+            assert!(counted.contains(&line), "{counted}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_shutdown_lets_the_round_end_and_begins_no_other() {
-        let driven = drive(vec![Step::Hang, Step::Rows(5)]);
-        driven.until(|status| status.running_since.is_some()).await;
+        let mut driven = drive(&[Step::Hang]);
+        let begun = Instant::now();
+        driven.round().await;
         driven.shutdown.cancel();
         driven.tracker.wait().await;
-        let status = driven.handle.status().borrow().clone();
-        assert_eq!(status.last_failure.unwrap().1, Failure::Deadline);
-        assert!(status.last_success.is_none() && status.next_due.is_none());
+        assert_eq!(begun.elapsed(), TIMING.deadline);
+        assert_eq!(driven.begun.recv().await, None);
     }
 }

@@ -9,17 +9,8 @@ use crate::driver::{Report, Worker};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metric;
 
-/// The duty.
-pub struct Census {
-    store: Arc<dyn Store>,
-}
-
-impl Census {
-    /// Counts this store.
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
-    }
-}
+/// The duty, in this store.
+pub struct Census(pub Arc<dyn Store>);
 
 impl Worker for Census {
     fn name(&self) -> &'static str {
@@ -31,11 +22,11 @@ impl Worker for Census {
         reason = "a gauge is a float; counts stay far below 2^52"
     )]
     async fn run_once(&self) -> Result<Report, StoreError> {
-        let census = self.store.census().await?;
+        let census = self.0.census().await?;
         let oldest = census.oldest_pending.unwrap_or_default();
         metrics::gauge!(metric::UNKNOWN_RECORDS).set(census.unknown as f64);
         metrics::gauge!(metric::OLDEST_PENDING_SECONDS).set(oldest.as_secs_f64());
-        let outbox = self.store.outbox_census().await?;
+        let outbox = self.0.outbox_census().await?;
         for (status, count) in &outbox.intents {
             metrics::gauge!(metric::OUTBOX_INTENTS, "status" => status.word()).set(*count as f64);
         }

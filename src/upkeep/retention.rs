@@ -13,17 +13,8 @@ use crate::telemetry::metric;
 /// Rows of each table that one round deletes at most.
 pub const PURGE_ROWS_MAX: u32 = 500;
 
-/// The duty.
-pub struct Retention {
-    store: Arc<dyn Store>,
-}
-
-impl Retention {
-    /// Purges this store.
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
-    }
-}
+/// The duty, in this store.
+pub struct Retention(pub Arc<dyn Store>);
 
 impl Worker for Retention {
     fn name(&self) -> &'static str {
@@ -31,7 +22,7 @@ impl Worker for Retention {
     }
 
     async fn run_once(&self) -> Result<Report, StoreError> {
-        let purged = self.store.purge(PURGE_ROWS_MAX).await?;
+        let purged = self.0.purge(PURGE_ROWS_MAX).await?;
         for (table, rows) in [
             ("eec_routing_idempotency", purged.records),
             ("eec_routing_decision", purged.decisions),

@@ -15,15 +15,10 @@ pub const PURGE_RUNS_MAX: u32 = 100;
 
 /// The duty.
 pub struct RunRetention {
-    store: Arc<dyn Store>,
-    keep: Keep,
-}
-
-impl RunRetention {
-    /// Purges this store of what is older than `keep` says.
-    pub fn new(store: Arc<dyn Store>, keep: Keep) -> Self {
-        Self { store, keep }
-    }
+    /// Where runs are forgotten.
+    pub store: Arc<dyn Store>,
+    /// For how long they are kept.
+    pub keep: Keep,
 }
 
 impl Worker for RunRetention {

@@ -14,17 +14,8 @@ use crate::telemetry::metric;
 /// Rows that one round moves at most, oldest claim first.
 pub const SWEEP_ROWS_MAX: u32 = 500;
 
-/// The duty.
-pub struct Sweeper {
-    store: Arc<dyn Store>,
-}
-
-impl Sweeper {
-    /// Sweeps this store. Waiters find out by themselves at their next poll.
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
-    }
-}
+/// The duty, in this store. Waiters find out by themselves at their next poll.
+pub struct Sweeper(pub Arc<dyn Store>);
 
 impl Worker for Sweeper {
     fn name(&self) -> &'static str {
@@ -32,7 +23,7 @@ impl Worker for Sweeper {
     }
 
     async fn run_once(&self) -> Result<Report, StoreError> {
-        let swept = self.store.sweep(SWEEP_ROWS_MAX).await?;
+        let swept = self.0.sweep(SWEEP_ROWS_MAX).await?;
         let rows = swept.failed_before_commit + swept.outcome_unknown;
         if rows > 0 {
             count(swept);

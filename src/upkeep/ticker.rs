@@ -10,17 +10,8 @@ use crate::store::StoreError;
 /// Runs that one round moves on at most.
 pub const TICK_RUNS_MAX: u32 = 500;
 
-/// The duty.
-pub struct Ticker {
-    coordinator: Coordinator,
-}
-
-impl Ticker {
-    /// Moves on what this coordinator finds.
-    pub fn new(coordinator: Coordinator) -> Self {
-        Self { coordinator }
-    }
-}
+/// The duty, on what this coordinator finds.
+pub struct Ticker(pub Coordinator);
 
 impl Worker for Ticker {
     fn name(&self) -> &'static str {
@@ -28,7 +19,7 @@ impl Worker for Ticker {
     }
 
     async fn run_once(&self) -> Result<Report, StoreError> {
-        let rows = self.coordinator.advance(TICK_RUNS_MAX).await?;
+        let rows = self.0.advance(TICK_RUNS_MAX).await?;
         Ok(Report {
             rows,
             full: rows >= u64::from(TICK_RUNS_MAX),

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use oncegate::domain::record::{GiveUp, State, Terms};
-use oncegate::driver::{self, Timing, Worker};
-use oncegate::store::Store;
+use oncegate::driver::{self, Report, Timing, Worker};
 use oncegate::store::sqlite::SqliteStore;
+use oncegate::store::{Store, StoreError};
 use oncegate::upkeep::census::Census;
 use oncegate::upkeep::retention::Retention;
 use oncegate::upkeep::sweeper::{SWEEP_ROWS_MAX, Sweeper};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -53,7 +54,7 @@ fn silent_owners_lose_their_records_and_are_counted_by_where_they_went() {
         abandon(&store, "k2", terms()).await;
         abandon(&store, "k3", redrive()).await;
         store.reserve(&[claim("k4")]).await.unwrap();
-        let sweeper = Sweeper::new(Arc::clone(&store));
+        let sweeper = Sweeper(Arc::clone(&store));
         let report = sweeper.run_once().await.unwrap();
         assert_eq!((report.rows, report.full), (3, false));
         let report = sweeper.run_once().await.unwrap();
@@ -64,6 +65,21 @@ fn silent_owners_lose_their_records_and_are_counted_by_where_they_went() {
         "{metrics}"
     );
     assert!(metrics.contains("oncegate_swept_total{to=\"failed_before_commit\"} 1"));
+}
+
+/// A sweeper that tells what its rounds did.
+struct Telling(Sweeper, mpsc::Sender<Report>);
+
+impl Worker for Telling {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    async fn run_once(&self) -> Result<Report, StoreError> {
+        let report = self.0.run_once().await?;
+        self.1.try_send(report).unwrap();
+        Ok(report)
+    }
 }
 
 #[test]
@@ -85,13 +101,12 @@ fn a_backlog_of_silent_owners_is_swept_without_a_pause() {
             deadline: Duration::from_mins(1),
         };
         let (tracker, shutdown) = (TaskTracker::new(), CancellationToken::new());
-        let sweeper = Sweeper::new(Arc::clone(&store));
-        let handle = driver::start(sweeper, timing, &tracker, &shutdown);
-        let mut status = handle.status();
-        let rested = status.wait_for(|status| status.next_due.is_some());
+        let sweeper = Sweeper(Arc::clone(&store));
+        let (tell, mut told) = mpsc::channel(10);
+        driver::start(Telling(sweeper, tell), timing, &tracker, &shutdown);
+        let rested = async { while told.recv().await.is_some_and(|report| report.full) {} };
         tokio::time::timeout(Duration::from_mins(1), rested)
             .await
-            .unwrap()
             .unwrap();
         let open = store.census().await.unwrap();
         assert_eq!((open.unknown, open.oldest_pending), (total as u64, None));
@@ -117,7 +132,7 @@ fn what_is_past_its_time_is_forgotten_and_what_is_open_is_not() {
             .release(&[release(&unknown, GiveUp::Hold)])
             .await
             .unwrap();
-        let report = Retention::new(Arc::clone(&store)).run_once().await.unwrap();
+        let report = Retention(Arc::clone(&store)).run_once().await.unwrap();
         assert_eq!((report.rows, report.full), (2, false));
         let keys = claims.map(|claim| claim.key);
         let found = store.look_up(&keys).await.unwrap();
@@ -152,7 +167,7 @@ fn the_census_shows_what_only_the_store_knows() {
             .release(&[release(&unknown, GiveUp::Hold)])
             .await
             .unwrap();
-        Census::new(store).run_once().await.unwrap();
+        Census(store).run_once().await.unwrap();
     });
     assert!(metrics.contains("oncegate_unknown_records 1"), "{metrics}");
     assert!(
