@@ -66,9 +66,9 @@ pub enum Kind {
     Unauthorized,
     /// The token may not do this (admin API).
     Forbidden,
-    /// There is no such record (API).
+    /// There is no such thing, or it is not the caller's to see (API, and look-ups of clients).
     NotFound,
-    /// The record is not in a state that allows it (API).
+    /// What an act is for is not in a state that allows it (API).
     StateConflict,
     /// The path exists, but not with this method (admin API).
     MethodNotAllowed,
@@ -246,7 +246,7 @@ const TABLE: [(Kind, S, &str, &str); 26] = [
         Kind::StateConflict,
         S::CONFLICT,
         "state-conflict",
-        "The record's state does not allow this",
+        "Its state does not allow this",
     ),
     (
         Kind::MethodNotAllowed,
