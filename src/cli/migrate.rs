@@ -1,4 +1,4 @@
-//! `oncegate migrate`
+//! `oncegate migrate`: brings the tables up to date, by hand instead of at the start.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `oncegate serve`
+//! `oncegate serve`: runs the gateway until it is told to stop.
 
 use std::process::ExitCode;
 
