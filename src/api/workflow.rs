@@ -9,7 +9,6 @@ mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -20,20 +19,13 @@ use crate::domain::millis;
 use crate::domain::policy::{Mode, Policy};
 use crate::domain::scope::PoolId;
 use crate::domain::workflow::{
-    Action, EFFECTS, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Step, Workflow,
+    Action, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Step, WAIT_MAX, Workflow,
 };
 
 /// What a step may be, by the key that says so.
 const ACTIONS: [&str; 8] = [
     "http", "pool", "url", "publish", "task", "effects", "wait", "signal",
 ];
-
-/// The longest time that one try may take.
-pub const TRY_TIMEOUT_MAX: Duration = Duration::from_hours(24);
-/// The longest time that a step waits.
-pub const WAIT_MAX: Duration = Duration::from_hours(10 * 365 * 24);
-/// The most faults of an item that are suffered.
-pub const FAULTS_MAX: u64 = 1000;
 
 /// What effects and runs may refer to.
 #[derive(Clone, Debug, Default)]
@@ -119,7 +111,10 @@ impl Catalog {
         };
         match (effects.is_empty(), run) {
             (true, run) => Ok(run),
-            (false, run) => with_effects(effects, run.as_deref()).map(|one| Some(Arc::new(one))),
+            (false, run) => {
+                let workflow = sound(Workflow::with_effects(effects, run.as_deref()))?;
+                Ok(Some(Arc::new(workflow)))
+            }
         }
     }
 
@@ -175,11 +170,10 @@ impl Catalog {
         let mut fields = Fields::new(step, at)?;
         let name = fields.required("name")?;
         checked_name(&fields.place("name"), &name)?;
-        let on_failure = match fields.text("on_failure")?.as_deref() {
-            None | Some("stop") => OnFailure::Stop,
-            Some("compensate") => OnFailure::Compensate,
-            Some("continue") => OnFailure::Continue,
-            Some(_) => return Err(fields.wrong("on_failure", "stop, compensate or continue")),
+        let on_failure = match fields.text("on_failure")? {
+            None => OnFailure::default(),
+            Some(word) => OnFailure::from_word(&word)
+                .ok_or_else(|| fields.wrong("on_failure", "stop, compensate or continue"))?,
         };
         let compensation = fields.take("compensation");
         let place = fields.place("compensation");
@@ -222,21 +216,6 @@ impl Catalog {
             .map(|(effect, at)| self.effect(effect, &at))
             .collect()
     }
-}
-
-/// The effects as a first step.
-fn with_effects(effects: Vec<Effect>, run: Option<&Workflow>) -> Result<Workflow, String> {
-    let first = Step {
-        name: EFFECTS.to_owned(),
-        action: Action::Effects(effects),
-        on_failure: OnFailure::default(),
-        compensation: None,
-    };
-    let later = run.map(|run| run.steps.clone()).unwrap_or_default();
-    sound(Workflow {
-        name: run.map_or(EFFECTS, |run| &run.name).to_owned(),
-        steps: [vec![first], later].concat(),
-    })
 }
 
 /// Whether it can be run, its templates included.

@@ -14,13 +14,12 @@ use super::section::Section;
 use super::value::{Read, Shown};
 use super::{DestinationConfig, DestinationKind, SecretText};
 use crate::domain::intent::Destination;
+use crate::domain::message::CREDENTIAL_HEADERS;
 use crate::domain::millis;
-use crate::domain::workflow::{NAME_BYTES_MAX, Retry};
+use crate::domain::workflow::{
+    FAULTS_MAX, GATEWAY_HEADERS, NAME_BYTES_MAX, Retry, TIMEOUT_MAX, is_name,
+};
 
-/// The longest time that one try may take.
-pub const TRY_TIMEOUT_MAX: Duration = Duration::from_hours(24);
-/// The most faults of an item that are suffered.
-pub const FAULTS_MAX: u64 = 1000;
 /// Tries in a second, from one in about a quarter of an hour.
 const RATES: RangeInclusive<f64> = 0.001..=1_000_000.0;
 /// Of a Standard Webhooks secret, decoded.
@@ -28,25 +27,6 @@ const SECRET_BYTES: RangeInclusive<usize> = 24..=64;
 
 /// Lanes of what is no configured destination begin with these.
 const CLASSES: [&str; 3] = ["pool", "url", "task"];
-
-/// Headers that the gateway writes itself: who sends, what, and under which key.
-const OWN_HEADERS: [&str; 12] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-    "webhook-id",
-    "webhook-signature",
-    "webhook-timestamp",
-];
-
-/// Headers that hold credentials.
-pub(super) const CREDENTIAL_HEADERS: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
 
 /// How long a try may take and when it is tried again, still to be compared.
 #[derive(Clone)]
@@ -75,7 +55,7 @@ pub(super) struct Destinations {
 impl Timing {
     /// Reads `timeout` and `retry`; what is not written is inherited.
     pub(super) fn read(section: &mut Section<'_>, inherited: Option<&Self>) -> Self {
-        let any = DURATION_MIN..=TRY_TIMEOUT_MAX;
+        let any = DURATION_MIN..=TIMEOUT_MAX;
         let from = inherited.map(|timing| &timing.timeout);
         let timeout = section.duration_or("timeout", from, "30s", any);
         let mut retry = section.table("retry");
@@ -90,7 +70,7 @@ impl Timing {
                 "faults",
                 inherited.map(|timing| &timing.faults),
                 "5",
-                1..=FAULTS_MAX,
+                1..=FAULTS_MAX.into(),
             ),
         };
         section.report.merge(retry.finish());
@@ -344,8 +324,7 @@ fn destination_id(text: &str) -> Result<String, String> {
 
 /// A name of a destination, workflow, step, signal or queue.
 pub(super) fn name(text: &str) -> Result<String, String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    if (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(allowed) {
+    if is_name(text) {
         Ok(text.to_owned())
     } else {
         Err(format!(
@@ -358,7 +337,7 @@ pub(super) fn name(text: &str) -> Result<String, String> {
 pub(super) fn header_name(text: &str) -> Result<HeaderName, String> {
     let name = HeaderName::from_bytes(text.as_bytes())
         .map_err(|_| "names no header; write letters, digits and dashes".to_owned())?;
-    if OWN_HEADERS.contains(&name.as_str()) {
+    if GATEWAY_HEADERS.contains(&name.as_str()) {
         return Err("is written by the gateway itself; leave it out".to_owned());
     }
     Ok(name)

@@ -3,17 +3,15 @@
 //! Texts that are sent are stored with every run. So no reference is followed in them; what is
 //! secret belongs into the headers of a `[[destination]]`.
 
-use http::Method;
-
-use super::destinations::{
-    self, CREDENTIAL_HEADERS, Destinations, Timing, header_name, http_url, is_private,
-};
+use super::destinations::{self, Destinations, Timing, header_name, http_url, is_private};
 use super::pools::Pools;
 use super::report::Report;
 use super::section::Section;
 use super::section::free::without_references;
 use super::value::{Read, Shown, nearest};
 use super::{DestinationConfig, DestinationKind};
+use crate::domain::message::CREDENTIAL_HEADERS;
+use crate::domain::run::freeze;
 use crate::domain::workflow::{
     ANSWER_BYTES_MAX, Effect, HttpSend, Payload, Send, Success, Target, Text,
 };
@@ -273,51 +271,28 @@ fn content_type(text: &str) -> Result<String, String> {
 }
 
 fn method(text: &str) -> Result<String, String> {
-    let is_lower = text.bytes().any(|byte| byte.is_ascii_lowercase());
-    match Method::from_bytes(text.as_bytes()) {
-        Ok(method) if !is_lower && method != Method::CONNECT => Ok(text.to_owned()),
-        _ => Err("is no method; write one such as POST, PUT or DELETE".to_owned()),
-    }
-}
-
-/// A text that is rendered if it looks like a template.
-fn text(text: &str) -> Text {
-    if text.contains("{{") || text.contains("{%") {
-        Text::Template(text.to_owned())
+    if freeze::is_method(text) {
+        Ok(text.to_owned())
     } else {
-        Text::Plain(text.to_owned())
+        Err("is no method; write one such as POST, PUT or DELETE".to_owned())
     }
 }
 
-fn path(written: &str) -> Result<Text, String> {
-    let text = text(written);
-    let is_sound = match &text {
-        Text::Template(_) => true,
-        Text::Plain(path) => {
-            path.starts_with('/')
-                && path.bytes().all(|byte| matches!(byte, b'!'..=b'~'))
-                && !path.contains('#')
+fn path(text: &str) -> Result<Text, String> {
+    match Text::parse(text.to_owned()) {
+        Text::Plain(path) if freeze::check_path(&path).is_err() => {
+            Err("is no path; write one that begins with one /".to_owned())
         }
-    };
-    if is_sound {
-        Ok(text)
-    } else {
-        Err("is no path; write one that begins with /".to_owned())
+        text => Ok(text),
     }
 }
 
-fn subject(written: &str) -> Result<Text, String> {
-    let text = text(written);
-    let is_token = |token: &str| {
-        !token.is_empty()
-            && token.bytes().all(|byte| matches!(byte, b'!'..=b'~'))
-            && !matches!(token, "*" | ">")
-    };
-    match &text {
-        Text::Plain(subject) if !subject.split('.').all(is_token) => {
+fn subject(text: &str) -> Result<Text, String> {
+    match Text::parse(text.to_owned()) {
+        Text::Plain(subject) if freeze::check_subject(&subject).is_err() => {
             Err("is no subject; write one such as orders.created".to_owned())
         }
-        _ => Ok(text),
+        text => Ok(text),
     }
 }
 
@@ -330,7 +305,7 @@ fn header(name: &str, value: &str) -> Result<(String, Text), String> {
         );
     }
     without_references(value)?;
-    let text = text(value);
+    let text = Text::parse(value.to_owned());
     if matches!(&text, Text::Plain(value) if http::HeaderValue::from_str(value).is_err()) {
         return Err(
             "is no value of a header; write visible ASCII characters and spaces".to_owned(),

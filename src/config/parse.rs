@@ -10,6 +10,7 @@ use std::time::Duration;
 use http::{HeaderName, Method, Uri};
 
 use super::{LogFormat, PathPattern, PrincipalSource, Role, TenantSource};
+use crate::domain::message::CREDENTIAL_HEADERS;
 use crate::domain::policy::{
     Duplicates, ForwardKey, KeySource, Mode, NEVER_GUARDED, OnStoreDown, OnUnknown,
 };
@@ -19,9 +20,6 @@ use crate::domain::scope::{PoolId, TenantScope};
 pub(super) const DURATION_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 /// Shorter times can't be meant.
 pub(super) const DURATION_MIN: Duration = Duration::from_millis(1);
-
-/// Headers that hold credentials: what they say must be hashed before it is kept.
-const CREDENTIAL_HEADERS: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
 
 /// A duration with its unit, such as `25s`, `500ms` or `1h 30m`, within bounds.
 pub(super) fn duration(

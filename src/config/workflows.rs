@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::destinations::{self, Timing};
 use super::effects::{self, EffectRead, KINDS, Places};
-use super::parse::{DURATION_MAX, DURATION_MIN};
+use super::parse::DURATION_MIN;
 use super::report::{Origin, Report};
 use super::section::Section;
 use crate::domain::millis;
-use crate::domain::workflow::{Action, EFFECTS, Effect, OnFailure, Send, Step, Target, Workflow};
+use crate::domain::workflow::{Action, Effect, OnFailure, Send, Step, Target, WAIT_MAX, Workflow};
 
 /// A workflow whose times can still be compared.
 pub(super) struct WorkflowRead {
@@ -115,14 +115,14 @@ fn read_step(
     let on_failure = section.text("on_failure", "stop", on_failure).value;
     let action = match effects::one_of(&mut section, &ACTIONS) {
         Some("wait") => {
-            let time = section.duration_if_any("wait", DURATION_MIN..=DURATION_MAX);
+            let time = section.duration_if_any("wait", DURATION_MIN..=WAIT_MAX);
             time.map(|time| Action::Wait {
                 for_ms: millis(time.value),
             })
         }
         Some("signal") => {
             let signal = section.text_if_any("signal", None, destinations::name);
-            let timeout = section.duration_if_any("timeout", DURATION_MIN..=DURATION_MAX);
+            let timeout = section.duration_if_any("timeout", DURATION_MIN..=WAIT_MAX);
             signal.map(|signal| Action::Signal {
                 signal: signal.value,
                 timeout_ms: timeout.map(|timeout| millis(timeout.value)),
@@ -158,12 +158,9 @@ fn keep(read: EffectRead, timings: &mut Vec<Timing>) -> Option<Effect> {
 }
 
 fn on_failure(text: &str) -> Result<OnFailure, String> {
-    match text {
-        "stop" => Ok(OnFailure::Stop),
-        "compensate" => Ok(OnFailure::Compensate),
-        "continue" => Ok(OnFailure::Continue),
-        _ => Err("is no known word; write \"stop\", \"compensate\" or \"continue\"".to_owned()),
-    }
+    OnFailure::from_word(text).ok_or_else(|| {
+        "is no known word; write \"stop\", \"compensate\" or \"continue\"".to_owned()
+    })
 }
 
 /// What follows from a route's decisions.
@@ -205,7 +202,7 @@ pub(super) fn read_follow_up(
         (Some(_), None) if is_missing => None,
         (Some(effects), follow_up) if effects.is_empty() => follow_up,
         (Some(effects), follow_up) => {
-            let workflow = with_effects(effects, follow_up.as_deref());
+            let workflow = Workflow::with_effects(effects, follow_up.as_deref());
             is_sound(section, &workflow, &timings).then(|| Arc::new(workflow))
         }
     };
@@ -213,23 +210,6 @@ pub(super) fn read_follow_up(
         workflow,
         is_written,
         timings,
-    }
-}
-
-/// The effects as a first step.
-fn with_effects(effects: Vec<Effect>, follow_up: Option<&Workflow>) -> Workflow {
-    let first = Step {
-        name: EFFECTS.to_owned(),
-        action: Action::Effects(effects),
-        on_failure: OnFailure::default(),
-        compensation: None,
-    };
-    let later = follow_up.map(|workflow| workflow.steps.clone());
-    Workflow {
-        name: follow_up
-            .map_or(EFFECTS, |workflow| &workflow.name)
-            .to_owned(),
-        steps: [vec![first], later.unwrap_or_default()].concat(),
     }
 }
 

@@ -33,6 +33,9 @@ pub const OWN_HEADERS: [HeaderName; 5] = [
     IDEMPOTENCY_EXPIRES,
 ];
 
+/// Headers that hold credentials, which must not be kept in clear.
+pub const CREDENTIAL_HEADERS: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
+
 /// Names that are for one hop whatever `Connection` says (RFC 9110 section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,

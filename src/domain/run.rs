@@ -13,7 +13,7 @@
 
 mod apply;
 mod begin;
-pub(super) mod freeze;
+pub(crate) mod freeze;
 pub mod history;
 mod progress;
 pub(super) mod render;

@@ -20,6 +20,27 @@ pub const NAME_BYTES_MAX: usize = 64;
 pub const EFFECTS: &str = "effects";
 /// The name of the step that makes the call of an accepted request.
 pub const CALL: &str = "call";
+/// The longest wait, and the longest time for a signal to come.
+pub const WAIT_MAX: Duration = Duration::from_hours(24 * 3650);
+/// The longest time that one try may take.
+pub const TIMEOUT_MAX: Duration = Duration::from_hours(24);
+/// The most faults of an item that are suffered.
+pub const FAULTS_MAX: u32 = 1000;
+/// Headers that the gateway writes itself: who sends, what, and under which key.
+pub const GATEWAY_HEADERS: [&str; 12] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+];
 /// How much of an effect's answer is kept for later steps, in bytes.
 pub const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
@@ -46,6 +67,22 @@ pub struct Step {
 }
 
 impl Workflow {
+    /// A decision's own effects as a first step, and what follows them.
+    #[must_use]
+    pub fn with_effects(effects: Vec<Effect>, later: Option<&Self>) -> Self {
+        let first = Step {
+            name: EFFECTS.to_owned(),
+            action: Action::Effects(effects),
+            on_failure: OnFailure::default(),
+            compensation: None,
+        };
+        let steps = later.map(|later| later.steps.clone()).unwrap_or_default();
+        Self {
+            name: later.map_or(EFFECTS, |later| &later.name).to_owned(),
+            steps: [vec![first], steps].concat(),
+        }
+    }
+
     /// Every effect, compensations included.
     pub fn effects(&self) -> impl Iterator<Item = &Effect> {
         self.steps.iter().flat_map(|step| {
@@ -122,6 +159,19 @@ pub enum OnFailure {
     Continue,
 }
 
+impl OnFailure {
+    /// As the configuration and the API write it.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "stop" => Some(Self::Stop),
+            "compensate" => Some(Self::Compensate),
+            "continue" => Some(Self::Continue),
+            _ => None,
+        }
+    }
+}
+
 /// Something to do outside the database.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
@@ -183,6 +233,16 @@ pub enum Text {
 }
 
 impl Text {
+    /// A template if it looks like one.
+    #[must_use]
+    pub fn parse(text: String) -> Self {
+        if text.contains("{{") || text.contains("{%") {
+            Self::Template(text)
+        } else {
+            Self::Plain(text)
+        }
+    }
+
     /// Whether it is rendered when its step begins.
     #[must_use]
     pub fn is_template(&self) -> bool {
@@ -265,4 +325,11 @@ impl Default for Retry {
     fn default() -> Self {
         Self::DEFAULT
     }
+}
+
+/// Whether this can be the name of a workflow, step, signal, queue or destination.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(allowed)
 }

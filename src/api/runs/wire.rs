@@ -14,7 +14,7 @@ use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
 use crate::domain::run::{Refused, Run, RunId, RunKey, RunStatus};
 use crate::domain::scope::{PoolId, TenantScope};
-use crate::domain::workflow::NAME_BYTES_MAX;
+use crate::domain::workflow::{NAME_BYTES_MAX, is_name};
 use crate::store::outbox::IntentLine;
 use crate::store::runs::{Attempt, RunLine, RunSearch, Transition};
 
@@ -61,9 +61,7 @@ fn status(word: &str) -> Result<RunStatus, String> {
 
 /// A name of a workflow, a signal or a queue.
 pub fn name(what: &str, given: String) -> Result<String, String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let fits = (1..=NAME_BYTES_MAX).contains(&given.len()) && given.bytes().all(allowed);
-    fits.then_some(given).ok_or_else(|| {
+    is_name(&given).then_some(given).ok_or_else(|| {
         format!("{what}: 1 to {NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_` and `.`")
     })
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::config::nearest;
 use crate::domain::millis;
-use crate::domain::workflow::NAME_BYTES_MAX;
+use crate::domain::workflow::{NAME_BYTES_MAX, is_name};
 
 /// What is left of an object to be read.
 pub(super) struct Fields {
@@ -140,8 +140,7 @@ pub(super) fn items(list: Value, at: &str, most: usize) -> Result<Vec<(Value, St
 
 /// Refuses what can't be the name of a step, signal, queue, workflow or destination.
 pub(super) fn checked_name(at: &str, name: &str) -> Result<(), String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed) {
+    if is_name(name) {
         return Ok(());
     }
     Err(format!(

@@ -1,36 +1,22 @@
 //! One effect, read.
 
-use axum::http::{HeaderName, Method, Uri};
+use axum::http::{HeaderName, Uri};
 use serde_json::Value;
 
 use super::fields::{Fields, checked_name, unknown};
-use super::{Catalog, FAULTS_MAX, TRY_TIMEOUT_MAX, Times};
+use super::{Catalog, Times};
+use crate::domain::message::CREDENTIAL_HEADERS;
+use crate::domain::run::freeze;
 use crate::domain::scope::PoolId;
 use crate::domain::workflow::{
-    ANSWER_BYTES_MAX, Effect, HttpSend, Payload, Retry, Send, Success, Target, Text,
+    ANSWER_BYTES_MAX, Effect, FAULTS_MAX, GATEWAY_HEADERS, HttpSend, Payload, Retry, Send, Success,
+    TIMEOUT_MAX, Target, Text,
 };
 
 /// The keys that say where an effect goes.
 const KINDS: [&str; 5] = ["http", "pool", "url", "publish", "task"];
 /// The most header lines of an effect.
 const HEADERS_MAX: usize = 100;
-/// Headers that the gateway writes itself: who sends, what, and under which key.
-const OWN_HEADERS: [&str; 12] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-    "webhook-id",
-    "webhook-signature",
-    "webhook-timestamp",
-];
-/// Headers that would be stored with every run although they are secret.
-const CREDENTIAL_HEADERS: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
 
 impl Catalog {
     /// An effect that is all of its object.
@@ -54,7 +40,7 @@ impl Catalog {
             kind => self.http(fields, kind)?,
         };
         let payload = payload(fields)?;
-        let timeout = fields.duration("timeout", TRY_TIMEOUT_MAX)?;
+        let timeout = fields.duration("timeout", TIMEOUT_MAX)?;
         let retry = match fields.take("retry") {
             None | Some(Value::Null) => times.retry,
             Some(retry) => self::retry(retry, &fields.place("retry"), times.retry)?,
@@ -69,12 +55,8 @@ impl Catalog {
 
     fn publish(&self, fields: &mut Fields) -> Result<(Send, Times), String> {
         let (destination, times) = self.destination(fields, "publish")?;
-        let subject = text(fields.required("subject")?);
-        let is_token = |token: &str| {
-            let visible = token.bytes().all(|byte| matches!(byte, b'!'..=b'~'));
-            !token.is_empty() && visible && !matches!(token, "*" | ">")
-        };
-        if matches!(&subject, Text::Plain(plain) if !plain.split('.').all(is_token)) {
+        let subject = Text::parse(fields.required("subject")?);
+        if matches!(&subject, Text::Plain(plain) if freeze::check_subject(plain).is_err()) {
             return Err(fields.wrong("subject", "a subject such as orders.created"));
         }
         let send = Send::Publish {
@@ -94,18 +76,16 @@ impl Catalog {
             _ => (self.url(fields)?, Times::DEFAULT),
         };
         let method = fields.text("method")?.unwrap_or_else(|| "POST".to_owned());
-        let is_lower = method.bytes().any(|byte| byte.is_ascii_lowercase());
-        let parsed = Method::from_bytes(method.as_bytes());
-        if is_lower || parsed.is_err() || parsed.is_ok_and(|method| method == Method::CONNECT) {
+        if !freeze::is_method(&method) {
             return Err(fields.wrong("method", "a method such as POST, PUT or DELETE"));
         }
-        let path = fields.text("path")?.map(text);
+        let path = fields.text("path")?.map(Text::parse);
         // A destination's URL and a plain one say where; a pool does not.
         if path.is_none() && kind == "pool" {
             return Err(fields.wrong("path", "the path at the pool, such as /v1/receipts"));
         }
-        if matches!(&path, Some(Text::Plain(path)) if !is_path(path)) {
-            return Err(fields.wrong("path", "a path that begins with /"));
+        if matches!(&path, Some(Text::Plain(path)) if freeze::check_path(path).is_err()) {
+            return Err(fields.wrong("path", "a path that begins with one /"));
         }
         let http = HttpSend {
             to,
@@ -174,20 +154,6 @@ impl Catalog {
     }
 }
 
-/// A text that is rendered if it looks like a template.
-fn text(text: String) -> Text {
-    if text.contains("{{") || text.contains("{%") {
-        Text::Template(text)
-    } else {
-        Text::Plain(text)
-    }
-}
-
-fn is_path(path: &str) -> bool {
-    let visible = path.bytes().all(|byte| matches!(byte, b'!'..=b'~'));
-    path.starts_with('/') && visible && !path.contains('#')
-}
-
 /// An object of names and values, or a list of pairs, in which a name may stand more than once.
 fn headers(fields: &mut Fields) -> Result<Vec<(String, Text)>, String> {
     let at = fields.place("headers");
@@ -204,7 +170,7 @@ fn headers(fields: &mut Fields) -> Result<Vec<(String, Text)>, String> {
 fn header(at: &str, name: &str, value: String) -> Result<(String, Text), String> {
     let name = HeaderName::from_bytes(name.as_bytes())
         .map_err(|_| format!("{at}: a name is no header name"))?;
-    if OWN_HEADERS.contains(&name.as_str()) {
+    if GATEWAY_HEADERS.contains(&name.as_str()) {
         return Err(format!("{at}: {name} is written by the gateway itself"));
     }
     if CREDENTIAL_HEADERS.contains(&name.as_str()) {
@@ -213,7 +179,7 @@ fn header(at: &str, name: &str, value: String) -> Result<(String, Text), String>
              destination"
         ));
     }
-    let value = text(value);
+    let value = Text::parse(value);
     if matches!(&value, Text::Plain(value) if !is_header_value(value)) {
         return Err(format!("{at}: the value of {name} can't stand in a header"));
     }
@@ -307,8 +273,8 @@ fn retry(retry: Value, at: &str, inherited: Retry) -> Result<Retry, String> {
         Some(faults) => {
             let faults = faults
                 .as_u64()
-                .filter(|faults| (1..=FAULTS_MAX).contains(faults));
-            let faults = faults.and_then(|faults| u32::try_from(faults).ok());
+                .and_then(|faults| u32::try_from(faults).ok());
+            let faults = faults.filter(|faults| (1..=FAULTS_MAX).contains(faults));
             faults.ok_or_else(|| fields.wrong("faults", "a number from 1 to 1000"))?
         }
     };

@@ -15,7 +15,7 @@ use super::{Definition, RunId};
 use crate::domain::derived_uuid;
 use crate::domain::intent::{Destination, How, NewIntent, Sending};
 use crate::domain::scope::RecordKey;
-use crate::domain::workflow::{Effect, HttpSend, Payload, Send, Target, Text};
+use crate::domain::workflow::{Effect, GATEWAY_HEADERS, HttpSend, Payload, Send, Target, Text};
 
 /// What the intents of one step may weigh together, in bytes.
 pub const STEP_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -298,7 +298,7 @@ pub(in crate::domain) fn origin(url: &str) -> Result<String, String> {
 
 /// # Errors
 /// A sentence about what is wrong with it; it repeats nothing of it.
-pub(in crate::domain) fn check_path(path: &str) -> Result<(), String> {
+pub(crate) fn check_path(path: &str) -> Result<(), String> {
     let one_slash = path.starts_with('/') && !path.starts_with("//");
     if one_slash
         && path
@@ -326,38 +326,30 @@ pub(in crate::domain) fn check_header_value(name: &str, value: &str) -> Result<(
 
 /// # Errors
 /// A sentence about what is wrong with it; it repeats nothing of it.
-pub(in crate::domain) fn check_subject(subject: &str) -> Result<(), String> {
+pub(crate) fn check_subject(subject: &str) -> Result<(), String> {
     let plain = |token: &str| {
         !token.is_empty()
+            && token.bytes().all(|byte| matches!(byte, b'!'..=b'~'))
             && !token.contains(['*', '>'])
-            && !token.chars().any(|c| c.is_whitespace() || c.is_control())
     };
     if subject.len() <= 255 && subject.split('.').all(plain) {
         return Ok(());
     }
-    Err("the subject must be at most 255 bytes long, tokens with dots between them, without blanks, `*` and `>`".to_owned())
+    Err("the subject must be at most 255 bytes of visible ASCII: tokens with dots between them, without `*` and `>`".to_owned())
 }
 
 /// Headers that are made when a request is sent, and that no effect may set.
 pub(in crate::domain) fn is_reserved_header(name: &HeaderName) -> bool {
-    const RESERVED: [&str; 11] = [
-        "idempotency-key",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "host",
-        "te",
-        "trailer",
-        "upgrade",
-        "keep-alive",
-        "proxy-connection",
-        "expect",
-    ];
-    RESERVED.contains(&name.as_str()) || name.as_str().starts_with("webhook-")
+    let name = name.as_str();
+    GATEWAY_HEADERS.contains(&name)
+        || matches!(name, "trailer" | "proxy-connection")
+        || name.starts_with("webhook-")
 }
 
 /// Whether an effect may use this method.
-pub(in crate::domain) fn is_method(method: &str) -> bool {
+pub(crate) fn is_method(method: &str) -> bool {
+    let is_lower = method.bytes().any(|byte| byte.is_ascii_lowercase());
     let parsed = Method::from_bytes(method.as_bytes());
-    parsed.is_ok_and(|method| method != Method::CONNECT && method != Method::TRACE)
+    let fits = |method| method != Method::CONNECT && method != Method::TRACE;
+    !is_lower && parsed.is_ok_and(fits)
 }

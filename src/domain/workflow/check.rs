@@ -7,14 +7,9 @@ use http::{HeaderName, HeaderValue};
 
 use super::{
     Action, EFFECTS_MAX, Effect, HttpSend, NAME_BYTES_MAX, Payload, Retry, STEPS_MAX, Send, Step,
-    Target, Text, Workflow,
+    TIMEOUT_MAX, Target, Text, WAIT_MAX, Workflow, is_name,
 };
 use crate::domain::run::{freeze, render};
-
-/// The longest wait, and the longest time for a signal to come.
-pub const WAIT_MAX: Duration = Duration::from_hours(24 * 3650);
-/// The longest time that one try may take.
-pub const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 
 impl Workflow {
     /// Whether it can be run.
@@ -71,8 +66,7 @@ impl Wrong {
     }
 
     fn name(&mut self, what: &str, name: &str) {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
+        if !is_name(name) {
             self.tell(format!(
                 "{what} must be 1 to {NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_` and `.`"
             ));
@@ -264,6 +258,18 @@ mod tests {
         let steps = vec![undo, empty, step("a", signal)];
         let wrong = workflow(steps).check().unwrap_err();
         insta::assert_snapshot!(wrong.join("\n"));
+    }
+
+    #[test]
+    fn subjects_are_tokens_of_visible_ascii_and_methods_have_no_small_letters() {
+        assert_eq!(freeze::check_subject("orders.created"), Ok(()));
+        for subject in ["", "a..b", "a b", "a.*", "a.>", "gr\u{f6}\u{df}e"] {
+            assert!(freeze::check_subject(subject).is_err(), "{subject}");
+        }
+        assert!(freeze::is_method("PURGE"));
+        for method in ["", "post", "Post", "CONNECT", "TRACE", "A B"] {
+            assert!(!freeze::is_method(method), "{method}");
+        }
     }
 
     #[test]
