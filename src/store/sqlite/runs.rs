@@ -15,7 +15,7 @@ use futures_util::future::FutureExt as _;
 use sqlx::Connection as _;
 
 use super::SqliteStore;
-use super::failure::{self, Stage};
+use super::failure;
 use crate::config::Keep;
 use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
@@ -35,10 +35,9 @@ impl RunStore for SqliteStore {
         self.read(|connection, now_ms| {
             async move {
                 // One snapshot: a run and its intents are of one moment.
-                let snapshot = connection.begin().await;
-                let mut snapshot = failure::sort(snapshot, Stage::Before)?;
+                let mut snapshot = connection.begin().await.map_err(failure::before)?;
                 let loaded = load::load(&mut snapshot, now_ms, &keys).await;
-                failure::sort(snapshot.rollback().await, Stage::Before)?;
+                snapshot.rollback().await.map_err(failure::before)?;
                 loaded
             }
             .boxed()

@@ -3,13 +3,13 @@
 use sqlx::SqliteConnection;
 use uuid::Uuid;
 
-use super::claims::{Query, lose, of_claim, of_intent, run};
+use super::claims::{lose, of_claim, of_intent};
 use super::rows::{INTENTS, id, status};
 use crate::domain::intent::{End, Finish, Finished, IntentStatus};
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, note_text, outcome_word};
-use crate::store::sqlite::failure::{self, Stage};
 use crate::store::sqlite::rows::{Cells, span_ms};
+use crate::store::sqlite::statement::{self, Query};
 
 /// With the attempt of the stamp.
 const SEE: &str = "\
@@ -79,8 +79,8 @@ impl Seen {
         connection: &mut SqliteConnection,
         told: &Finish,
     ) -> Result<Option<Self>, StoreError> {
-        let row = of_claim(SEE, &told.key, told.stamp).fetch_optional(connection);
-        let Some(row) = failure::sort(row.await, Stage::Before)? else {
+        let Some(row) = statement::row(connection, of_claim(SEE, &told.key, told.stamp)).await?
+        else {
             return Ok(None);
         };
         let cells = Cells::new(&row, INTENTS);
@@ -142,8 +142,8 @@ async fn finish_one(
         Some(status) => of_intent(END, &told.key).bind(status.word()).bind(now_ms),
         None => of_intent(AGAIN, &told.key).bind(now_ms.saturating_add(after)),
     };
-    run(connection, moved).await?;
-    run(connection, noted(told)).await?;
+    statement::run(connection, moved).await?;
+    statement::run(connection, noted(told)).await?;
     let close = sqlx::query(CLOSE)
         .bind(told.key.tenant.as_str())
         .bind(seen.run_id)
@@ -153,7 +153,7 @@ async fn finish_one(
         .bind(outcome_word(&told.note))
         .bind(told.note.answer_status)
         .bind(note_text(&told.note));
-    run(connection, close).await?;
+    statement::run(connection, close).await?;
     if let Some(held) = seen.held.filter(|held| *held != told.stamp.0) {
         // Whoever has it now is told by its own end.
         lose(connection, now_ms, &told.key, seen.run_id, held).await?;
@@ -167,7 +167,7 @@ async fn finish_one(
             .bind(answer.status)
             .bind(answer.headers.as_bytes())
             .bind(answer.body.as_deref());
-        run(connection, keep).await?;
+        statement::run(connection, keep).await?;
     }
     Ok(Finished::Taken)
 }
