@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::batch::{bind_keys, doubt_after, in_doubt, rounds};
 use super::routing::nth;
-use super::row::{get, to_ms, to_text};
+use super::row::{Cells, RECORDS, to_ms, to_text};
 use super::run::{Repeat, Runner, Statement, fixed};
 use super::runs::parts::{Part, bind_parts, parts, pieces};
 use crate::domain::record::{Committed, Completion, DecisionId};
@@ -245,10 +245,11 @@ pub(super) fn bind_starts<'a>(
 }
 
 fn to_committed(row: &PgRow, decision_id: DecisionId) -> Result<Committed, StoreError> {
+    let cells = Cells::new(row, RECORDS);
     Ok(Committed {
         decision_id,
-        created_at: get(row, "created_at")?,
-        valid_until: get(row, "valid_until")?,
-        awaited: get(row, "awaited")?,
+        created_at: cells.get("created_at")?,
+        valid_until: cells.get("valid_until")?,
+        awaited: cells.get("awaited")?,
     })
 }

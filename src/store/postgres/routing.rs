@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, doubt_after, in_doubt, rounds};
 use super::remembered::{RECLAIM, RECLAIM_REMEMBERED, RESERVE, RESERVE_REMEMBERED};
-use super::row::{decision, get, record, record_columns, to_ms, us_from_now, valid_us};
+use super::row::{Cells, RECORDS, decision, record, record_columns, to_ms, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,
@@ -94,7 +94,7 @@ impl Runner {
         let inserted = self.rows(Repeat::Safe, || reserving(claims, first)).await?;
         let mut won = HashSet::new();
         for row in &inserted {
-            won.insert(get::<Uuid>(row, "attempt_token")?);
+            won.insert(Cells::new(row, RECORDS).get::<Uuid>("attempt_token")?);
         }
         let mut lost = rounds.concat();
         // A repeat of a claim that won bears the same token, and finds its own row.
@@ -175,9 +175,10 @@ impl Runner {
         let Some(row) = rows.first() else {
             return Ok(None);
         };
+        let cells = Cells::new(row, RECORDS);
         Ok(Some(Claimed {
-            generation: get(row, "generation")?,
-            generation_id: GenerationId(get(row, "generation_id")?),
+            generation: cells.get("generation")?,
+            generation_id: GenerationId(cells.get("generation_id")?),
         }))
     }
 
@@ -332,7 +333,7 @@ fn note_released(
     released: &mut [Option<Released>],
 ) -> Result<(), StoreError> {
     for row in rows {
-        let awaited = get(row, "awaited")?;
+        let awaited = Cells::new(row, RECORDS).get("awaited")?;
         released[round[nth(row)?]] = Some(Released { awaited });
     }
     Ok(())
@@ -340,6 +341,6 @@ fn note_released(
 
 /// Which of the arrays' elements a row belongs to. They are counted from 1.
 pub(super) fn nth(row: &PgRow) -> Result<usize, StoreError> {
-    let n: i64 = get(row, "n")?;
+    let n: i64 = Cells::new(row, "unnest").get("n")?;
     Ok(usize::try_from(n - 1).unwrap_or_default())
 }

@@ -3,7 +3,7 @@
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::rows::{cell, refused};
+use super::rows::{INTENTS, refused, sending};
 use crate::domain::intent::{
     ClaimWish, ClaimedIntent, DEATHS_MAX, Destination, IntentClaimed, IntentId, IntentKey, Stamp,
     diagnostic,
@@ -14,7 +14,7 @@ use crate::store::StoreError;
 use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
 use crate::store::postgres::batch::{in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::{from_us, get, to_ms, us_from_now};
+use crate::store::postgres::row::{Cells, from_us, to_ms, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 
 /// From lane to lane by two look-ups in the index for each, however long their backlogs are.
@@ -157,9 +157,10 @@ impl Runner {
                 .bind(i64::from(limit))
         });
         let lane = |row| {
+            let cells = Cells::new(row, INTENTS);
             Ok(Lane {
-                tenant: TenantScope::stored(get(row, "tenant_scope")?),
-                destination: Destination(get(row, "destination")?),
+                tenant: TenantScope::stored(cells.get("tenant_scope")?),
+                destination: Destination(cells.get("destination")?),
             })
         };
         rows.await?.iter().map(lane).collect()
@@ -186,9 +187,10 @@ impl Runner {
                 )
         });
         let key = |row| {
+            let cells = Cells::new(row, INTENTS);
             Ok(IntentKey {
-                tenant: TenantScope::stored(get(row, "tenant_scope")?),
-                id: IntentId(get(row, "intent_id")?),
+                tenant: TenantScope::stored(cells.get("tenant_scope")?),
+                id: IntentId(cells.get("intent_id")?),
             })
         };
         rows.await?.iter().map(key).collect()
@@ -316,25 +318,25 @@ fn outcome(row: &PgRow, wish: &ClaimWish) -> IntentClaimed {
 }
 
 fn claimed(row: &PgRow, wish: &ClaimWish) -> Result<IntentClaimed, StoreError> {
-    if !cell::<bool>(row, "own")? {
-        return Ok(match cell::<&str>(row, "status")? {
+    let cells = Cells::new(row, INTENTS);
+    if !cells.get::<bool>("own")? {
+        return Ok(match cells.get::<&str>("status")? {
             "quarantined" => IntentClaimed::Quarantined,
             _ => IntentClaimed::Lost,
         });
     }
-    let body: &[u8] = cell(row, "body")?;
     Ok(IntentClaimed::Won(Box::new(ClaimedIntent {
         key: wish.key.clone(),
-        run_id: RunId(cell(row, "run_id")?),
-        seq: cell(row, "seq")?,
-        step: cell(row, "step")?,
-        destination: Destination(cell(row, "destination")?),
-        idempotency_key: cell(row, "idempotency_key")?,
+        run_id: RunId(cells.get("run_id")?),
+        seq: cells.get("seq")?,
+        step: cells.get("step")?,
+        destination: Destination(cells.get("destination")?),
+        idempotency_key: cells.get("idempotency_key")?,
         stamp: wish.stamp,
-        tries: super::rows::count(row, "tries")?,
-        faults: super::rows::count(row, "faults")?,
-        age: from_us(-cell::<i64>(row, "first_due_us")?),
-        sending: super::rows::sending(row)?,
-        body: bytes::Bytes::copy_from_slice(body),
+        tries: cells.count("tries")?,
+        faults: cells.count("faults")?,
+        age: from_us(-cells.get::<i64>("first_due_us")?),
+        sending: sending(cells)?,
+        body: cells.bytes("body")?,
     })))
 }

@@ -3,14 +3,14 @@
 use sqlx::postgres::PgRow;
 
 use super::claims::{ascii, bind_claims};
-use super::rows::{cell, refused};
+use super::rows::{INTENTS, refused};
 use crate::domain::intent::{End, Finish, Finished, Note, diagnostic};
 use crate::domain::message::Recorded;
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, first_told, outcome_word};
 use crate::store::postgres::batch::{in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::to_ms;
+use crate::store::postgres::row::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 
 /// How often an end is told that lost races against claims; each of these takes a lease.
@@ -148,13 +148,14 @@ impl Runner {
         for row in &rows.await.map_err(in_doubt)? {
             let index = missed[nth(row)?];
             let Finish { end, note, .. } = &ends[index];
-            let attempt: Option<&str> = cell(row, "attempt")?;
-            let outcome: Option<&str> = cell(row, "outcome")?;
-            let own: Option<bool> = cell(row, "own")?;
+            let cells = Cells::new(row, INTENTS);
+            let attempt: Option<&str> = cells.get("attempt")?;
+            let outcome: Option<&str> = cells.get("outcome")?;
+            let own: Option<bool> = cells.get("own")?;
             let anybodys = matches!(end, End::Delivered { fenced: false, .. });
             if attempt == Some(attempt_status(end)) && outcome == Some(&outcome_word(note)) {
                 finished[index] = Finished::Taken;
-            } else if cell(row, "pending")?
+            } else if cells.get("pending")?
                 && (own == Some(true) || (anybodys && attempt.is_some()))
             {
                 races.push(index);

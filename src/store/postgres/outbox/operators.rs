@@ -2,7 +2,7 @@
 
 use sqlx::postgres::PgRow;
 
-use super::rows::line;
+use super::rows::{INTENTS, line};
 use crate::domain::intent::{Destination, IntentId, IntentKey, IntentStatus};
 use crate::domain::run::RunStatus;
 use crate::ids;
@@ -10,7 +10,7 @@ use crate::store::outbox::{
     COUNT_MAX, DISCARDED_INTENT, IntentLine, IntentSearch, OutboxCensus, PAUSED_DESTINATION, Pause,
     RESUMED_DESTINATION,
 };
-use crate::store::postgres::row::{from_us, get, to_text, us_from_now};
+use crate::store::postgres::row::{Cells, from_us, to_text, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 use crate::store::{Audit, Resolved, StoreError};
 
@@ -219,11 +219,12 @@ impl Runner {
 
     pub(super) async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         let pause = |row: &PgRow| {
+            let cells = Cells::new(row, "eec_destination_pause");
             Ok(Pause {
-                destination: Destination(get(row, "destination")?),
-                paused_at: get(row, "paused_at")?,
-                operator: get(row, "operator")?,
-                reason: get(row, "reason")?,
+                destination: Destination(cells.get("destination")?),
+                paused_at: cells.get("paused_at")?,
+                operator: cells.get("operator")?,
+                reason: cells.get("reason")?,
             })
         };
         let rows = self.rows(Repeat::Safe, || fixed(PAUSED)).await?;
@@ -242,10 +243,11 @@ impl Runner {
             ..OutboxCensus::default()
         };
         for row in &rows.await? {
-            let word: &str = get(row, "status")?;
-            let count = u64::try_from(get::<i64>(row, "rows")?).unwrap_or_default();
+            let cells = Cells::new(row, INTENTS);
+            let word: &str = cells.get("status")?;
+            let count = u64::try_from(cells.get::<i64>("rows")?).unwrap_or_default();
             let count = count.min(u64::from(COUNT_MAX));
-            if get::<&str>(row, "what")? == "run" {
+            if cells.get::<&str>("what")? == "run" {
                 let status = RunStatus::from_word(word);
                 census.runs.extend(status.map(|status| (status, count)));
                 continue;
@@ -254,7 +256,7 @@ impl Runner {
             for (_, counted) in intents.filter(|(status, _)| status.word() == word) {
                 *counted = count;
             }
-            if let Some(us) = get::<Option<i64>>(row, "oldest_us")? {
+            if let Some(us) = cells.get::<Option<i64>>("oldest_us")? {
                 census.oldest_pending = Some(from_us(-us));
             }
         }
