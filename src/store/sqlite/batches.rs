@@ -280,11 +280,8 @@ fn by_decision(rows: &[SqliteRow]) -> Result<HashMap<DecisionId, Taken>, StoreEr
     for row in rows {
         let taken = Taken::read(row)?;
         if all.insert(taken.committed.decision_id, taken).is_some() {
-            return Err(StoreError::Inconsistent {
-                table: DECISIONS,
-                column: "decision_id",
-                what: "one decision for two records".to_owned(),
-            });
+            let what = "one decision for two records";
+            return Err(StoreError::inconsistent(DECISIONS, "decision_id", what));
         }
     }
     Ok(all)

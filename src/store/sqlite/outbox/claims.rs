@@ -5,7 +5,7 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 use uuid::Uuid;
 
-use super::rows::{INTENTS, count, id, sending, status};
+use super::rows::{INTENTS, sending, status};
 use crate::domain::intent::{
     ClaimWish, ClaimedIntent, DEATHS_MAX, Destination, IntentClaimed, IntentId, IntentKey,
     IntentStatus, Stamp, diagnostic,
@@ -249,8 +249,8 @@ async fn see(
     Ok(Some(Seen {
         run_id: cells.id("run_id")?,
         status: status(&cells)?,
-        held: id(&cells, "claim_token")?,
-        deaths: count(&cells, "deaths")?,
+        held: cells.id_if_any("claim_token")?,
+        deaths: cells.count("deaths")?,
         withdrawn: cells.get("withdrawn")?,
         open: due && !paused && !used,
     }))
@@ -318,8 +318,8 @@ async fn claimed(
         destination: Destination(cells.get("destination")?),
         idempotency_key: cells.get("idempotency_key")?,
         stamp: wish.stamp,
-        tries: count(&cells, "tries")?,
-        faults: count(&cells, "faults")?,
+        tries: cells.count("tries")?,
+        faults: cells.count("faults")?,
         age: between(cells.get("first_due_at")?, now_ms),
         sending: sending(&cells)?,
         body: cells.get::<Vec<u8>>("body")?.into(),

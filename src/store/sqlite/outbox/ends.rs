@@ -4,7 +4,7 @@ use sqlx::SqliteConnection;
 use uuid::Uuid;
 
 use super::claims::{lose, of_claim, of_intent};
-use super::rows::{INTENTS, id, status};
+use super::rows::{INTENTS, status};
 use crate::domain::intent::{End, Finish, Finished, IntentStatus};
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, note_text, outcome_word};
@@ -87,7 +87,7 @@ impl Seen {
         Ok(Some(Self {
             run_id: cells.id("run_id")?,
             pending: status(&cells)? == IntentStatus::Pending,
-            held: id(&cells, "claim_token")?,
+            held: cells.id_if_any("claim_token")?,
             withdrawn: cells.get("withdrawn")?,
             attempt: cells.find("attempt")?,
             outcome: cells.find("outcome")?,

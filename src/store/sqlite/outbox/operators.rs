@@ -4,7 +4,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, SqliteConnection};
 
 use super::claims::{lose, of_intent};
-use super::rows::{INTENTS, id, line, status};
+use super::rows::{INTENTS, line, status};
 use crate::domain::intent::{Destination, IntentId, IntentKey, IntentStatus};
 use crate::domain::run::RunStatus;
 use crate::ids;
@@ -172,7 +172,7 @@ pub async fn discard(
         return Ok(Resolved::NoRecord);
     };
     let cells = Cells::new(&row, INTENTS);
-    let claim = id(&cells, "claim_token")?;
+    let claim = cells.id_if_any("claim_token")?;
     let allowed = match status(&cells)? {
         IntentStatus::Dead | IntentStatus::Quarantined => true,
         IntentStatus::Pending => claim.is_none() || !cells.get::<bool>("held")?,

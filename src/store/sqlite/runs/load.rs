@@ -113,7 +113,7 @@ pub async fn load(
         loaded.push(Some(LoadedRun {
             run: run(&row)?,
             intents: intents.iter().map(seen).collect::<Result<_, _>>()?,
-            timer_over: Cells::new(&row, "eec_run").get::<i64>("timer_over")? != 0,
+            timer_over: Cells::new(&row, "eec_run").get("timer_over")?,
         }));
     }
     Ok(loaded)
