@@ -12,7 +12,7 @@ use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
 use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
-use crate::store::postgres::batch::{in_doubt, in_rounds};
+use crate::store::postgres::batch::{doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
 use crate::store::postgres::row::{Cells, from_us, to_ms, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
@@ -266,13 +266,7 @@ impl Runner {
                 bind_claims(fixed(EXTEND), &beats().map(|beat| (&beat.key, beat.stamp)))
                     .bind(beats().map(|beat| to_ms(beat.lease)).collect::<Vec<_>>())
             });
-            let rows = rows.await;
-            let rows = if nth_round > 0 {
-                rows.map_err(in_doubt)
-            } else {
-                rows
-            };
-            for row in &rows? {
+            for row in &rows.await.map_err(doubt_after(nth_round))? {
                 held[round[nth(row)?]] = true;
             }
         }

@@ -8,7 +8,7 @@ use crate::domain::intent::{End, Finish, Finished, Note, diagnostic};
 use crate::domain::message::Recorded;
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, first_told, outcome_word};
-use crate::store::postgres::batch::{in_doubt, in_rounds};
+use crate::store::postgres::batch::{doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
 use crate::store::postgres::row::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
@@ -100,12 +100,7 @@ impl Runner {
             let mut open: Vec<usize> = round.iter().map(|at| told_once[*at]).collect();
             for race in 0..RACES_MAX {
                 let taken = self.finishing(ends, &open).await;
-                let taken = if nth_round + race > 0 {
-                    taken.map_err(in_doubt)
-                } else {
-                    taken
-                };
-                for row in &taken? {
+                for row in &taken.map_err(doubt_after(nth_round + race))? {
                     finished[open[nth(row)?]] = Finished::Taken;
                 }
                 open.retain(|index| finished[*index] == Finished::Stale);
