@@ -1,7 +1,6 @@
 //! Intents that are due: found without locks, claimed by a guarded update.
 
 use sqlx::postgres::PgRow;
-use uuid::Uuid;
 
 use super::rows::{INTENTS, refused, sending};
 use crate::domain::intent::{
@@ -12,7 +11,7 @@ use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
 use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
-use crate::store::postgres::batch::{doubt_after, in_doubt, in_rounds};
+use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
 use crate::store::postgres::row::{Cells, from_us, to_ms, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
@@ -173,18 +172,9 @@ impl Runner {
         let rows = self.rows(Repeat::Safe, || {
             let lanes = || wishes.iter().map(|wish| &wish.lane);
             fixed(DUE)
-                .bind(lanes().map(|lane| lane.tenant.as_str()).collect::<Vec<_>>())
-                .bind(
-                    lanes()
-                        .map(|lane| lane.destination.0.as_str())
-                        .collect::<Vec<_>>(),
-                )
-                .bind(
-                    wishes
-                        .iter()
-                        .map(|wish| i64::from(wish.limit))
-                        .collect::<Vec<_>>(),
-                )
+                .bind(column(lanes(), |lane| lane.tenant.as_str()))
+                .bind(column(lanes(), |lane| &*lane.destination.0))
+                .bind(column(wishes.iter(), |wish| i64::from(wish.limit)))
         });
         let key = |row| {
             let cells = Cells::new(row, INTENTS);
@@ -242,16 +232,8 @@ impl Runner {
         let wishes_of = || round.iter().map(|index| &wishes[*index]);
         self.rows(Repeat::Safe, || {
             bind_wishes(fixed(CLAIM), wishes, round)
-                .bind(
-                    wishes_of()
-                        .map(|wish| to_ms(wish.lease))
-                        .collect::<Vec<_>>(),
-                )
-                .bind(
-                    wishes_of()
-                        .map(|wish| text(&wish.worker))
-                        .collect::<Vec<_>>(),
-                )
+                .bind(column(wishes_of(), |wish| to_ms(wish.lease)))
+                .bind(column(wishes_of(), |wish| text(&wish.worker)))
                 .bind(i64::from(DEATHS_MAX))
         })
         .await
@@ -264,7 +246,7 @@ impl Runner {
             let beats = || round.iter().map(|index| &beats[*index]);
             let rows = self.rows(Repeat::Safe, || {
                 bind_claims(fixed(EXTEND), &beats().map(|beat| (&beat.key, beat.stamp)))
-                    .bind(beats().map(|beat| to_ms(beat.lease)).collect::<Vec<_>>())
+                    .bind(column(beats(), |beat| to_ms(beat.lease)))
             });
             for row in &rows.await.map_err(doubt_after(nth_round))? {
                 held[round[nth(row)?]] = true;
@@ -285,11 +267,10 @@ pub(super) fn bind_claims<'a>(
     claims: &(impl Iterator<Item = (&'a IntentKey, Stamp)> + Clone),
 ) -> Statement {
     let keys = || claims.clone().map(|(key, _)| key);
-    let stamps: Vec<Uuid> = claims.clone().map(|(_, stamp)| stamp.0).collect();
     statement
-        .bind(keys().map(|key| key.tenant.as_str()).collect::<Vec<_>>())
-        .bind(keys().map(|key| key.id.0).collect::<Vec<_>>())
-        .bind(stamps)
+        .bind(column(keys(), |key| key.tenant.as_str()))
+        .bind(column(keys(), |key| key.id.0))
+        .bind(column(claims.clone(), |(_, stamp)| stamp.0))
 }
 
 fn bind_wishes(statement: Statement, wishes: &[ClaimWish], round: &[usize]) -> Statement {

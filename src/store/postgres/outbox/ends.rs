@@ -8,7 +8,7 @@ use crate::domain::intent::{End, Finish, Finished, Note, diagnostic};
 use crate::domain::message::Recorded;
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, first_told, outcome_word};
-use crate::store::postgres::batch::{doubt_after, in_doubt, in_rounds};
+use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
 use crate::store::postgres::row::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
@@ -167,39 +167,38 @@ fn bind_ends(
     text: fn(&str) -> String,
 ) -> Statement {
     let all = || round.iter().map(|index| &ends[*index]);
-    let flags = |of: fn(&End) -> bool| all().map(|told| of(&told.end)).collect::<Vec<_>>();
+    let flags = |of: fn(&End) -> bool| column(all(), |told| of(&told.end));
     let after = |end: &End| match end {
         End::Again { after, .. } | End::GivenBack { after } => to_ms(*after),
         End::Delivered { .. } | End::Dead { .. } => 0,
     };
     let notes = || all().map(|told| &told.note);
-    let diagnostics = notes().map(|note| note.diagnostic.as_deref().map(text));
     let status = |note: &Note| note.answer_status.map(i32::from);
     let kept = || all().map(|told| kept(&told.end));
     // An answer's status is below 600.
     let kept_status = |kept: &Recorded| i16::try_from(kept.status).unwrap_or_default();
-    let headers: Vec<Option<&[u8]>> = kept().map(|a| a.map(|a| a.headers.as_bytes())).collect();
-    let bodies: Vec<Option<&[u8]>> = kept().map(|a| a.and_then(|a| a.body.as_deref())).collect();
     bind_claims(statement, &all().map(|told| (&told.key, told.stamp)))
-        .bind(all().map(|t| attempt_status(&t.end)).collect::<Vec<_>>())
+        .bind(column(all(), |told| attempt_status(&told.end)))
         .bind(flags(|end| matches!(end, End::Delivered { .. })))
         .bind(flags(|end| matches!(end, End::Dead { .. })))
         .bind(flags(|end| {
             !matches!(end, End::Delivered { fenced: false, .. })
         }))
-        .bind(all().map(|told| after(&told.end)).collect::<Vec<_>>())
+        .bind(column(all(), |told| after(&told.end)))
         .bind(flags(|end| {
             let (End::Again { item_fault, .. } | End::Dead { item_fault }) = end else {
                 return false;
             };
             *item_fault
         }))
-        .bind(notes().map(outcome_word).collect::<Vec<_>>())
-        .bind(notes().map(status).collect::<Vec<_>>())
-        .bind(diagnostics.collect::<Vec<_>>())
-        .bind(kept().map(|kept| kept.map(kept_status)).collect::<Vec<_>>())
-        .bind(headers)
-        .bind(bodies)
+        .bind(column(notes(), outcome_word))
+        .bind(column(notes(), status))
+        .bind(column(notes(), |note| note.diagnostic.as_deref().map(text)))
+        .bind(column(kept(), |kept| kept.map(kept_status)))
+        .bind(column(kept(), |kept| {
+            kept.map(|kept| kept.headers.as_bytes())
+        }))
+        .bind(column(kept(), |kept| kept?.body.as_deref()))
 }
 
 fn kept(end: &End) -> Option<&Recorded> {
