@@ -64,13 +64,7 @@ pub async fn find(
 ) -> Result<Vec<Found>, StoreError> {
     let mut query = QueryBuilder::new(FIND);
     query.push_bind(now_ms).push(IN_RECORDS);
-    if let Some(tenant) = &search.tenant {
-        // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
-        query.push(" and r.tenant_scope >= ").push_bind(tenant);
-        query
-            .push(" and r.tenant_scope < ")
-            .push_bind(format!("{tenant}!"));
-    }
+    rows::of_tenant(&mut query, "r.tenant_scope", search.tenant.as_deref());
     if let Some(pool) = &search.pool {
         query.push(" and r.pool_id = ").push_bind(pool);
     }

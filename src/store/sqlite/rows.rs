@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Decode, Row, Sqlite, Type};
+use sqlx::{Decode, QueryBuilder, Row, Sqlite, Type};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -136,6 +136,17 @@ pub fn decision(row: &SqliteRow, now_ms: i64) -> Result<StoredDecision, StoreErr
             body: cells.bytes_if_any("answer_body")?,
         },
     })
+}
+
+/// Adds that the rows are the tenant's, if one is asked for: its own and, behind a space, its
+/// principals'. No tenant holds a character below '!'.
+pub fn of_tenant(query: &mut QueryBuilder<Sqlite>, column: &'static str, tenant: Option<&str>) {
+    if let Some(tenant) = tenant {
+        query.push(" and ").push(column).push(" >= ");
+        query.push_bind(tenant);
+        query.push(" and ").push(column).push(" < ");
+        query.push_bind(format!("{tenant}!"));
+    }
 }
 
 /// An instant for people.

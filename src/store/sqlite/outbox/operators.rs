@@ -13,7 +13,7 @@ use crate::store::outbox::{
     RESUMED_DESTINATION,
 };
 use crate::store::sqlite::failure;
-use crate::store::sqlite::rows::{Cells, between};
+use crate::store::sqlite::rows::{Cells, between, of_tenant};
 use crate::store::sqlite::statement;
 use crate::store::{Audit, Resolved, StoreError};
 
@@ -134,13 +134,7 @@ pub async fn find(
     } else {
         QueryBuilder::new(FIND)
     };
-    if let Some(tenant) = &search.tenant {
-        // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
-        query.push(" and i.tenant_scope >= ").push_bind(tenant);
-        query
-            .push(" and i.tenant_scope < ")
-            .push_bind(format!("{tenant}!"));
-    }
+    of_tenant(&mut query, "i.tenant_scope", search.tenant.as_deref());
     if let Some(status) = search.status {
         query.push(" and i.status = ").push_bind(status.word());
     }

@@ -7,6 +7,7 @@ use super::load::of_run;
 use crate::domain::run::{RunId, RunKey};
 use crate::store::StoreError;
 use crate::store::runs::{Attempt, RunLine, RunSearch, Transition};
+use crate::store::sqlite::rows::of_tenant;
 use crate::store::sqlite::statement;
 
 const BY_ID: &str = "select tenant_scope, run_id from eec_run where run_id = ?1 limit 1";
@@ -57,13 +58,7 @@ pub async fn find(
     search: &RunSearch,
 ) -> Result<Vec<RunLine>, StoreError> {
     let mut query = QueryBuilder::new(FIND);
-    if let Some(tenant) = &search.tenant {
-        // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
-        query.push(" and r.tenant_scope >= ").push_bind(tenant);
-        query
-            .push(" and r.tenant_scope < ")
-            .push_bind(format!("{tenant}!"));
-    }
+    of_tenant(&mut query, "r.tenant_scope", search.tenant.as_deref());
     if let Some(status) = search.status {
         // As text, so that the index of those that are stuck is found.
         query
