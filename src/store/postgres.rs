@@ -1,7 +1,7 @@
 //! The store on PostgreSQL, for any number of gateways.
 //!
 //! Reading order: [`session`] connects, [`pool`] keeps connections, [`run`] sends one statement
-//! with a deadline; [`routing`], [`upkeep`] and [`operator`] say what is sent; [`wakeup`] passes
+//! with a deadline; [`routing`], [`upkeep`] and [`operators`] say what is sent; [`wakeup`] passes
 //! hints between gateways.
 //!
 //! Invariants:
@@ -17,12 +17,12 @@ mod batch;
 mod complete;
 mod doctor;
 mod hosts;
-mod operator;
+mod operators;
 mod outbox;
 mod pool;
 mod remembered;
 mod routing;
-mod row;
+mod rows;
 mod run;
 mod runs;
 mod session;
@@ -47,7 +47,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use self::pool::Pool;
-use self::row::Cells;
+use self::rows::Cells;
 use self::run::{Repeat, Runner, fixed};
 use self::session::Sessions;
 use self::upkeep::Sweep;

@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 
 use super::batch::{bind_keys, column, doubt_after, in_doubt, rounds};
 use super::routing::nth;
-use super::row::{Cells, RECORDS, to_ms, to_text};
+use super::rows::{Cells, RECORDS, to_ms, to_text};
 use super::run::{Repeat, Runner, Statement, fixed};
 use super::runs::parts::{Part, bind_parts, parts, pieces};
 use crate::domain::record::{Committed, Completion, DecisionId};

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::row::Cells;
+use super::rows::Cells;
 use super::run::{Repeat, Runner, fixed};
 use super::wakeup::Wakeups;
 use crate::store::StoreError;

@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::row::{Cells, from_ms, holds, record_key};
+use super::rows::{Cells, from_ms, holds, record_key};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::{AttemptToken, Claimed, GenerationId, Remembered};
 use crate::domain::scope::TenantScope;

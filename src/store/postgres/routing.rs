@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::batch::{ANY_TOKEN, bind_key, bind_keys, column, doubt_after, in_doubt, rounds};
 use super::remembered::{RECLAIM, RECLAIM_REMEMBERED, RESERVE, RESERVE_REMEMBERED};
-use super::row::{Cells, RECORDS, decision, record, record_columns, to_ms, us_from_now, valid_us};
+use super::rows::{Cells, RECORDS, decision, record, record_columns, to_ms, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,

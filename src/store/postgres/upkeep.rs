@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::batch::{bind_key, bind_keys};
-use super::row::{Cells, DECISIONS, RECORDS, holds, record_key, us_from_now};
+use super::rows::{Cells, DECISIONS, RECORDS, holds, record_key, us_from_now};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;

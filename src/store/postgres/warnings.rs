@@ -3,7 +3,7 @@
 
 use sqlx::postgres::PgRow;
 
-use super::row::Cells;
+use super::rows::Cells;
 use super::run::{Repeat, Runner, fixed};
 use crate::store::StoreError;
 

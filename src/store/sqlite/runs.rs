@@ -3,11 +3,11 @@
 //! Reading order: [`parts`] inserts what belongs to a run, [`load`] reads what a tick is made from,
 //! [`commit`] writes it; [`search`] is for people, [`purge`] for retention.
 
-mod cells;
 pub mod commit;
 pub mod load;
 pub mod parts;
 pub mod purge;
+mod rows;
 pub mod search;
 
 use async_trait::async_trait;
@@ -26,7 +26,7 @@ use crate::store::runs::{Attempt, RunLine, RunSearch, RunStore, RunsPurged, Tran
 #[async_trait]
 impl RunStore for SqliteStore {
     async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError> {
-        self.read(move |connection, now_ms| load::due(connection, now_ms, limit).boxed())
+        self.read(move |connection, now_ms| load::runs_due(connection, now_ms, limit).boxed())
             .await
     }
 
@@ -36,7 +36,7 @@ impl RunStore for SqliteStore {
             async move {
                 // One snapshot: a run and its intents are of one moment.
                 let mut snapshot = connection.begin().await.map_err(failure::before)?;
-                let loaded = load::load(&mut snapshot, now_ms, &keys).await;
+                let loaded = load::load_runs(&mut snapshot, now_ms, &keys).await;
                 snapshot.rollback().await.map_err(failure::before)?;
                 loaded
             }
@@ -56,7 +56,7 @@ impl RunStore for SqliteStore {
     async fn commit_ticks(&self, ticks: &[TickCommit]) -> Result<Vec<TickCommitted>, StoreError> {
         let ticks = ticks.to_vec();
         self.write(|connection, now_ms| {
-            async move { commit::commit(connection, now_ms, &ticks).await }.boxed()
+            async move { commit::commit_ticks(connection, now_ms, &ticks).await }.boxed()
         })
         .await
     }
@@ -68,7 +68,7 @@ impl RunStore for SqliteStore {
 
     async fn show_run(&self, key: &RunKey) -> Result<Option<RunLine>, StoreError> {
         let key = key.clone();
-        self.read(|connection, _| async move { search::show(connection, &key).await }.boxed())
+        self.read(|connection, _| async move { search::show_run(connection, &key).await }.boxed())
             .await
     }
 
@@ -83,8 +83,10 @@ impl RunStore for SqliteStore {
 
     async fn find_runs(&self, search: &RunSearch) -> Result<Vec<RunLine>, StoreError> {
         let search = search.clone();
-        self.read(|connection, _| async move { search::find(connection, &search).await }.boxed())
-            .await
+        self.read(|connection, _| {
+            async move { search::find_runs(connection, &search).await }.boxed()
+        })
+        .await
     }
 
     async fn transitions(

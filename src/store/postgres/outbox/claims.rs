@@ -13,7 +13,7 @@ use crate::store::StoreError;
 use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
 use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::{Cells, from_us, to_ms, us_from_now};
+use crate::store::postgres::rows::{Cells, from_us, to_ms, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 
 /// From lane to lane by two look-ups in the index for each, however long their backlogs are.

@@ -10,7 +10,7 @@ use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, first_told, outcome_word};
 use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::{Cells, to_ms};
+use crate::store::postgres::rows::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 
 /// How often an end is told that lost races against claims; each of these takes a lease.
@@ -91,7 +91,7 @@ const FINISHED_BEFORE: &str = "\
         and a.stamp = b.stamp and a.intent_id = b.intent_id";
 
 impl Runner {
-    pub(super) async fn finish_tries(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
+    pub(super) async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
         let first = first_told(ends);
         let told_once: Vec<usize> = (0..ends.len()).filter(|at| first[*at] == *at).collect();
         let rounds = in_rounds(told_once.len(), |at| &ends[told_once[at]].key);

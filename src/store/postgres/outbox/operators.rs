@@ -10,7 +10,7 @@ use crate::store::outbox::{
     COUNT_MAX, DISCARDED_INTENT, IntentLine, IntentSearch, OutboxCensus, PAUSED_DESTINATION, Pause,
     RESUMED_DESTINATION,
 };
-use crate::store::postgres::row::{Cells, from_us, to_text, us_from_now};
+use crate::store::postgres::rows::{Cells, from_us, to_text, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 use crate::store::{Audit, Resolved, StoreError};
 
@@ -154,12 +154,12 @@ const CENSUS: &str = concat!(
 );
 
 impl Runner {
-    pub(super) async fn intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
+    pub(super) async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
         let rows = self.rows(Repeat::Safe, || fixed(FIND_ONE).bind(id.0));
         rows.await?.first().map(line).transpose()
     }
 
-    pub(super) async fn intents(
+    pub(super) async fn find_intents(
         &self,
         search: &IntentSearch,
     ) -> Result<Vec<IntentLine>, StoreError> {
@@ -167,7 +167,7 @@ impl Runner {
         rows.await?.iter().map(line).collect()
     }
 
-    pub(super) async fn discard_intent(
+    pub(super) async fn discard(
         &self,
         key: &IntentKey,
         audit: &Audit,
@@ -194,7 +194,7 @@ impl Runner {
     }
 
     /// Told again it changes nothing, and is not audited again.
-    pub(super) async fn pause(
+    pub(super) async fn set_paused(
         &self,
         destination: &Destination,
         paused: bool,
@@ -217,7 +217,7 @@ impl Runner {
         done.await.map(|_| ())
     }
 
-    pub(super) async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+    pub(super) async fn paused(&self) -> Result<Vec<Pause>, StoreError> {
         let pause = |row: &PgRow| {
             let cells = Cells::new(row, "eec_destination_pause");
             Ok(Pause {
@@ -231,7 +231,7 @@ impl Runner {
         rows.iter().map(pause).collect()
     }
 
-    pub(super) async fn count_intents(&self) -> Result<OutboxCensus, StoreError> {
+    pub(super) async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
         let rows = self.rows(Repeat::Safe, || fixed(CENSUS).bind(i64::from(COUNT_MAX)));
         let open = [
             IntentStatus::Pending,

@@ -7,7 +7,7 @@ use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
 use crate::store::outbox::IntentLine;
-use crate::store::postgres::row::{Cells, from_us};
+use crate::store::postgres::rows::{Cells, from_us};
 
 /// The table of intents.
 pub(super) const INTENTS: &str = "eec_effect_intent";

@@ -13,7 +13,7 @@ use crate::domain::run::{RunKey, TickCommit, TickCommitted, Timer};
 use crate::store::StoreError;
 use crate::store::postgres::batch::{column, doubt_after, in_doubt};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::{to_ms, to_text};
+use crate::store::postgres::rows::{to_ms, to_text};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 use crate::store::runs::change::{self, armed, change_intent, dropped, revived};
 use crate::store::runs::columns;

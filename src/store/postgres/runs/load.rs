@@ -9,7 +9,7 @@ use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunKey, RunStatus};
 use crate::store::StoreError;
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::Cells;
+use crate::store::postgres::rows::Cells;
 use crate::store::postgres::run::{Repeat, Runner, fixed};
 use crate::store::runs::due;
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::config::Keep;
 use crate::store::StoreError;
-use crate::store::postgres::row::{Cells, to_ms};
+use crate::store::postgres::rows::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, fixed};
 use crate::store::runs::RunsPurged;
 

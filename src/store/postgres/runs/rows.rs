@@ -9,7 +9,7 @@ use crate::domain::message::{HeaderBlock, Recorded};
 use crate::domain::run::{Run, RunId, RunKey, RunStatus};
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::store::StoreError;
-use crate::store::postgres::row::Cells;
+use crate::store::postgres::rows::Cells;
 use crate::store::runs::{Attempt, RunLine, Transition};
 
 const RUNS: &str = "eec_run";

@@ -109,7 +109,7 @@ pub const STATEMENTS: [&str; 9] = [
 ];
 
 /// Finds an intent by its id alone.
-pub async fn find_one(
+pub async fn find_intent(
     connection: &mut SqliteConnection,
     now_ms: i64,
     id: IntentId,
@@ -119,7 +119,7 @@ pub async fn find_one(
 }
 
 /// Finds intents.
-pub async fn find(
+pub async fn find_intents(
     connection: &mut SqliteConnection,
     now_ms: i64,
     search: &IntentSearch,
@@ -191,7 +191,7 @@ pub async fn discard(
 
 /// Stops sending to a destination, or goes on. Told again it changes nothing, and is not audited
 /// again.
-pub async fn pause(
+pub async fn set_paused(
     connection: &mut SqliteConnection,
     now_ms: i64,
     destination: &Destination,
@@ -238,7 +238,7 @@ pub async fn paused(connection: &mut SqliteConnection) -> Result<Vec<Pause>, Sto
 
 /// Counts what is not over. Each count reads no more than it tells, by an index that holds nothing
 /// else.
-pub async fn census(
+pub async fn outbox_census(
     connection: &mut SqliteConnection,
     now_ms: i64,
 ) -> Result<OutboxCensus, StoreError> {

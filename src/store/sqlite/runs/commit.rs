@@ -44,7 +44,7 @@ const CLOSE: &str = "\
 pub const STATEMENTS: [&str; 5] = [COMMIT, APPLIED, COMMITTED_BEFORE, CHANGE, CLOSE];
 
 /// Commits ticks.
-pub async fn commit(
+pub async fn commit_ticks(
     connection: &mut SqliteConnection,
     now_ms: i64,
     ticks: &[TickCommit],

@@ -2,7 +2,7 @@
 
 use sqlx::SqliteConnection;
 
-use super::cells::{answer, run, run_columns, run_key, run_status, seen};
+use super::rows::{answer, run, run_columns, run_key, run_status, seen};
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunKey, RunStatus};
 use crate::store::StoreError;
@@ -73,7 +73,7 @@ pub const STATEMENTS: [&str; 7] = [
 
 /// Runs that something happened to: timers, the oldest first; changed intents, of each tenant its
 /// share; and more of those when the shares of the others are not used up.
-pub async fn due(
+pub async fn runs_due(
     connection: &mut SqliteConnection,
     now_ms: i64,
     limit: u32,
@@ -97,7 +97,7 @@ pub async fn due(
 }
 
 /// Reads runs. The caller holds one snapshot over all of it.
-pub async fn load(
+pub async fn load_runs(
     connection: &mut SqliteConnection,
     now_ms: i64,
     keys: &[RunKey],

@@ -2,8 +2,8 @@
 
 use sqlx::{QueryBuilder, SqliteConnection};
 
-use super::cells::{attempt, line, run_columns, run_key, transition};
 use super::load::of_run;
+use super::rows::{attempt, line, run_columns, run_key, transition};
 use crate::domain::run::{RunId, RunKey};
 use crate::store::StoreError;
 use crate::store::runs::{Attempt, RunLine, RunSearch, Transition};
@@ -44,7 +44,7 @@ pub async fn find_run(
 }
 
 /// Reads one run.
-pub async fn show(
+pub async fn show_run(
     connection: &mut SqliteConnection,
     key: &RunKey,
 ) -> Result<Option<RunLine>, StoreError> {
@@ -53,7 +53,7 @@ pub async fn show(
 }
 
 /// Finds runs.
-pub async fn find(
+pub async fn find_runs(
     connection: &mut SqliteConnection,
     search: &RunSearch,
 ) -> Result<Vec<RunLine>, StoreError> {

@@ -72,7 +72,7 @@ macro_rules! valid_us {
             " then coalesce((select coalesce((extract(epoch from h.ended_at + ",
             $for,
             " - now()) * 1000000)::bigint, 1000000) ",
-            $crate::store::postgres::row::holds!($tenant, $decision_id, $for),
+            $crate::store::postgres::rows::holds!($tenant, $decision_id, $for),
             "), ",
             us_from_now!($valid_until),
             ") else ",

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::batch::bind_key;
 use super::complete::{HAPPENED_WITH_RUN, bind_starts};
-use super::row::{
+use super::rows::{
     Cells, DECISIONS, RECORDS, record, record_columns, record_key, to_ms, to_text, us_from_now,
     valid_us,
 };
