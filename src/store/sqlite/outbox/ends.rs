@@ -1,4 +1,8 @@
-//! The ends of tries.
+//! What became of a claim: its end is written to the intent, to its attempt and, with an answer, to
+//! the answer's body, in the batch's transaction.
+//!
+//! An end counts once, and only from whoever has the claim. One that is delivered is true whoever
+//! has the claim by now: unless it is fenced, it counts from all who had it.
 
 use sqlx::SqliteConnection;
 use uuid::Uuid;

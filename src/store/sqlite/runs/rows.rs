@@ -1,4 +1,8 @@
-//! Rows of runs to values.
+//! Rows of runs, of their history and of their attempts to values.
+//!
+//! The status of a run or intent, a key, a count or an instant that no version of this program
+//! writes is an error that names table and column, never a guess; a run's bytes that are null are
+//! empty.
 
 use sqlx::sqlite::SqliteRow;
 
