@@ -219,7 +219,7 @@ impl Coordinator {
         let mut in_doubt = false;
         let mut round = 0;
         loop {
-            let result = self.0.group.tick(commit.clone()).await;
+            let result = self.0.group.tick.ask(commit.clone()).await;
             let error = match result {
                 Ok(committed) => {
                     count(match committed {

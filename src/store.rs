@@ -66,6 +66,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The report of a row that no version of this program wrote.
+    fn inconsistent(table: &'static str, column: &'static str, what: impl Into<String>) -> Self {
+        let what = what.into();
+        Self::Inconsistent {
+            table,
+            column,
+            what,
+        }
+    }
+
     /// Whether the operation may have happened although it gave no result.
     #[must_use]
     pub fn may_have_happened(&self) -> bool {

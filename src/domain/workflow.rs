@@ -44,6 +44,24 @@ pub const GATEWAY_HEADERS: [&str; 12] = [
 /// How much of an effect's answer is kept for later steps, in bytes.
 pub const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
+/// How deep a JSON value that is kept with a run may be nested. A reader gives up at 128 levels, and
+/// some of these are around the value.
+pub const DEPTH_MAX: usize = 64;
+
+/// Whether a value is nested no deeper than [`DEPTH_MAX`].
+#[must_use]
+pub fn is_shallow(value: &serde_json::Value) -> bool {
+    fn within(value: &serde_json::Value, levels: usize) -> bool {
+        use serde_json::Value::{Array, Object};
+        match value {
+            Array(items) => levels > 0 && items.iter().all(|item| within(item, levels - 1)),
+            Object(members) => levels > 0 && members.values().all(|item| within(item, levels - 1)),
+            _ => true,
+        }
+    }
+    within(value, DEPTH_MAX)
+}
+
 /// Steps in sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workflow {
@@ -240,6 +258,14 @@ impl Text {
             Self::Template(text)
         } else {
             Self::Plain(text)
+        }
+    }
+
+    /// The text, or the template.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(text) | Self::Template(text) => text,
         }
     }
 

@@ -77,7 +77,7 @@ impl Finisher {
     /// # Errors
     /// The store's own.
     pub async fn tell_once(&self, end: &Finish) -> Result<Finished, std::sync::Arc<StoreError>> {
-        let finished = self.group.finish(end.clone()).await?;
+        let finished = self.group.finish.ask(end.clone()).await?;
         match (finished, &end.end) {
             (Finished::Stale, End::GivenBack { .. }) => {}
             (Finished::Stale, _) => metrics::counter!(metric::STALE_STAMPS).increment(1),

@@ -197,7 +197,7 @@ impl Gate {
             token,
             lease,
         };
-        if self.0.group.heartbeat(beat).await? {
+        if self.0.group.heartbeat.ask(beat).await? {
             return Ok(Ok(lease));
         }
         let seen = self.look_up(key).await?;
@@ -270,7 +270,7 @@ impl Gate {
             token,
             give_up,
         };
-        let released = self.0.group.release(release).await;
+        let released = self.0.group.release.ask(release).await;
         self.changed(key);
         let Some(released) = released? else {
             let seen = self.look_up(key).await?;
@@ -469,7 +469,7 @@ impl Gate {
     }
 
     async fn look_up(&self, key: &RecordKey) -> Result<Option<Record>, Arc<StoreError>> {
-        self.0.group.look_up(key.clone()).await
+        self.0.group.look_up.ask(key.clone()).await
     }
 }
 

@@ -67,7 +67,7 @@ impl Gate {
     /// been sent, since the service may know it by its key.
     async fn present_key(&self, ask: &Ask) -> Result<RecordKey, Arc<StoreError>> {
         for older in &ask.older {
-            let record = self.0.group.look_up(older.clone()).await?;
+            let record = self.0.group.look_up.ask(older.clone()).await?;
             let lives = record.is_some_and(|record| {
                 let same = self.is_same(ask, record.fingerprint.as_ref());
                 decide(record.state, same, ask.policy.duplicates) != Decision::TakeOver
@@ -91,7 +91,7 @@ impl Gate {
     ) -> Round {
         let claim = self.claim(ask, key);
         let asked_at = Instant::now();
-        match self.0.group.reserve(claim.clone()).await {
+        match self.0.group.reserve.ask(claim.clone()).await {
             Ok(Reserved::Won(claimed)) => execute(claim, claimed.generation_id, asked_at, leader),
             Ok(Reserved::Vanished) => Round::Again(leader),
             Ok(Reserved::Lost(record)) => {
@@ -229,7 +229,7 @@ impl Gate {
         let _ = self.store().mark_awaited(&record.key).await;
         let mut left = lease_left(record);
         loop {
-            match self.0.group.look_up(record.key.clone()).await {
+            match self.0.group.look_up.ask(record.key.clone()).await {
                 Ok(Some(seen)) if still_theirs(&seen, record.token) => left = lease_left(&seen),
                 // Gone, settled, or its lease over: decide again. An unreachable store is no
                 // reason to give up before the wait is over.
@@ -289,7 +289,7 @@ impl Gate {
             let until = Instant::now() + UNDO_WATCH;
             while Instant::now() < until && !gate.0.draining.is_cancelled() {
                 tokio::time::sleep(UNDO_PAUSE_MAX).await;
-                if let Ok(Some(_)) = gate.0.group.release(release.clone()).await {
+                if let Ok(Some(_)) = gate.0.group.release.ask(release.clone()).await {
                     break;
                 }
             }
@@ -300,7 +300,7 @@ impl Gate {
     pub(super) async fn release_until_answered(&self, release: &Release) {
         let until = Instant::now() + self.0.settings.record_retry;
         let mut pause = UNDO_PAUSE_MIN;
-        while self.0.group.release(release.clone()).await.is_err() && Instant::now() < until {
+        while self.0.group.release.ask(release.clone()).await.is_err() && Instant::now() < until {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(UNDO_PAUSE_MAX);
         }

@@ -82,7 +82,7 @@ impl Gate {
                 lease: permit.won.lease,
             };
             let asked_at = Instant::now();
-            match tokio::time::timeout(every, self.0.group.heartbeat(beat)).await {
+            match tokio::time::timeout(every, self.0.group.heartbeat.ask(beat)).await {
                 Ok(Ok(true)) => permit.renewed(asked_at),
                 Ok(Ok(false)) => {
                     permit.lost();
@@ -153,7 +153,7 @@ impl Gate {
     ) -> Result<Option<Committed>, Arc<StoreError>> {
         let mut pause = RETRY_PAUSE_MIN;
         loop {
-            match self.0.group.complete(completion.clone()).await {
+            match self.0.group.complete.ask(completion.clone()).await {
                 Ok(committed) => return Ok(committed),
                 Err(error) if Instant::now() + pause >= until => return Err(error),
                 Err(_) => tokio::time::sleep(pause).await,
@@ -205,7 +205,7 @@ impl Gate {
         metrics::counter!(metric::STALE_OWNER).increment(1);
         tracing::warn!(pool = %permit.won.key.pool, "an owner came back too late; it wrote nothing");
         let refused = Settled::Refused(Denial::Stale);
-        let Ok(Some(record)) = self.0.group.look_up(permit.won.key.clone()).await else {
+        let Ok(Some(record)) = self.0.group.look_up.ask(permit.won.key.clone()).await else {
             return refused;
         };
         let State::Completed(decision_id, Validity::Valid(_)) = record.state else {
@@ -286,7 +286,7 @@ impl Gate {
             GiveUp::Hold => Settled::OutcomeUnknown,
             GiveUp::NotSent | GiveUp::Answered | GiveUp::Redrive => Settled::Reclaimable,
         };
-        match self.0.group.release(release.clone()).await {
+        match self.0.group.release.ask(release.clone()).await {
             Ok(Some(released)) => {
                 if released.awaited {
                     self.wake_others(&permit.won.key);

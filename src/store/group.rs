@@ -12,6 +12,7 @@
 //! A worker waits for its store as long as that takes; a store must bound its own operations.
 
 use std::io;
+use std::ops::Deref;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -50,18 +51,34 @@ pub struct GroupOptions {
 
 /// The hot operations of a store, in batches. Clones share their queues.
 #[derive(Clone)]
-pub struct Group(Arc<Lanes>);
+pub struct Group(Arc<Queues>);
 
-struct Lanes {
-    reserve: Lane<Claim, Reserved>,
-    heartbeat: Lane<Heartbeat, bool>,
-    complete: Lane<Completion, Option<Committed>>,
-    release: Lane<Release, Option<Released>>,
-    look_up: Lane<RecordKey, Option<Record>>,
-    finish: Lane<Finish, Finished>,
-    tick: Lane<TickCommit, TickCommitted>,
+/// A queue for each operation.
+pub struct Queues {
+    /// [`Store::reserve`] of one claim.
+    pub reserve: Queue<Claim, Reserved>,
+    /// [`Store::heartbeat`] of one owner.
+    pub heartbeat: Queue<Heartbeat, bool>,
+    /// [`Store::complete`] of one decision.
+    pub complete: Queue<Completion, Option<Committed>>,
+    /// [`Store::release`] of one record.
+    pub release: Queue<Release, Option<Released>>,
+    /// [`Store::look_up`] of one record.
+    pub look_up: Queue<RecordKey, Option<Record>>,
+    /// [`OutboxStore::finish`](super::outbox::OutboxStore::finish) of one try.
+    pub finish: Queue<Finish, Finished>,
+    /// [`RunStore::commit_ticks`](super::runs::RunStore::commit_ticks) of one tick.
+    pub tick: Queue<TickCommit, TickCommitted>,
     workers: TaskTracker,
     closing: CancellationToken,
+}
+
+impl Deref for Group {
+    type Target = Queues;
+
+    fn deref(&self) -> &Queues {
+        &self.0
+    }
 }
 
 impl Group {
@@ -73,7 +90,7 @@ impl Group {
             workers: TaskTracker::new(),
             closing: CancellationToken::new(),
         };
-        Self(Arc::new(Lanes {
+        Self(Arc::new(Queues {
             reserve: crew.staff("reserve", |_| 0, |store, claims| store.reserve(claims)),
             heartbeat: crew.staff("heartbeat", |_| 0, |store, beats| store.heartbeat(beats)),
             complete: crew.staff("complete", weight, |store, all| store.complete(all)),
@@ -86,68 +103,6 @@ impl Group {
             workers: crew.workers,
             closing: crew.closing,
         }))
-    }
-
-    /// [`Store::reserve`] of one claim.
-    ///
-    /// # Errors
-    /// The store's own, shared by all of a batch. [`StoreError::Unavailable`] when the queue is
-    /// full or the claim waited in it for too long; then it is not sent later either.
-    /// [`StoreError::Ambiguous`] when the store took too long. [`StoreError::Closed`] after
-    /// [`Group::close`].
-    pub async fn reserve(&self, claim: Claim) -> Result<Reserved, Arc<StoreError>> {
-        self.0.reserve.ask(claim).await
-    }
-
-    /// [`Store::heartbeat`] of one owner.
-    ///
-    /// # Errors
-    /// As for [`Group::reserve`].
-    pub async fn heartbeat(&self, beat: Heartbeat) -> Result<bool, Arc<StoreError>> {
-        self.0.heartbeat.ask(beat).await
-    }
-
-    /// [`Store::complete`] of one decision.
-    ///
-    /// # Errors
-    /// As for [`Group::reserve`].
-    pub async fn complete(
-        &self,
-        completion: Completion,
-    ) -> Result<Option<Committed>, Arc<StoreError>> {
-        self.0.complete.ask(completion).await
-    }
-
-    /// [`Store::release`] of one record.
-    ///
-    /// # Errors
-    /// As for [`Group::reserve`].
-    pub async fn release(&self, release: Release) -> Result<Option<Released>, Arc<StoreError>> {
-        self.0.release.ask(release).await
-    }
-
-    /// [`Store::look_up`] of one record.
-    ///
-    /// # Errors
-    /// As for [`Group::reserve`].
-    pub async fn look_up(&self, key: RecordKey) -> Result<Option<Record>, Arc<StoreError>> {
-        self.0.look_up.ask(key).await
-    }
-
-    /// [`OutboxStore::finish`](super::outbox::OutboxStore::finish) of one try.
-    ///
-    /// # Errors
-    /// As for [`Group::reserve`].
-    pub async fn finish(&self, end: Finish) -> Result<Finished, Arc<StoreError>> {
-        self.0.finish.ask(end).await
-    }
-
-    /// [`RunStore::commit_ticks`](super::runs::RunStore::commit_ticks) of one tick.
-    ///
-    /// # Errors
-    /// As for [`Group::reserve`].
-    pub async fn tick(&self, tick: TickCommit) -> Result<TickCommitted, Arc<StoreError>> {
-        self.0.tick.ask(tick).await
     }
 
     /// Takes nothing more, finishes what is in line and returns when that is done.
@@ -181,7 +136,7 @@ fn tick_weight(commit: &TickCommit) -> usize {
 type Call<I, O> = for<'a> fn(&'a dyn Store, &'a [I]) -> BoxFuture<'a, Result<Vec<O>, StoreError>>;
 
 /// One operation's queue, as callers see it.
-struct Lane<I, O> {
+pub struct Queue<I, O> {
     operation: &'static str,
     asks: mpsc::Sender<Ask<I, O>>,
     patience: Duration,
@@ -194,8 +149,15 @@ struct Ask<I, O> {
     reply: oneshot::Sender<Result<O, Arc<StoreError>>>,
 }
 
-impl<I, O> Lane<I, O> {
-    async fn ask(&self, item: I) -> Result<O, Arc<StoreError>> {
+impl<I, O> Queue<I, O> {
+    /// Asks for one operation and waits for its outcome.
+    ///
+    /// # Errors
+    /// The store's own, shared by all of a batch. [`StoreError::Unavailable`] when the queue is
+    /// full or the item waited in it for too long; then it is not sent later either.
+    /// [`StoreError::Ambiguous`] when the store took too long. [`StoreError::Closed`] after
+    /// [`Group::close`].
+    pub async fn ask(&self, item: I) -> Result<O, Arc<StoreError>> {
         let result = self.try_ask(item).await;
         result.map_err(|error| match error {
             // The worker has counted it.
@@ -289,7 +251,7 @@ impl Crew {
         operation: &'static str,
         weight: fn(&I) -> usize,
         call: Call<I, O>,
-    ) -> Lane<I, O>
+    ) -> Queue<I, O>
     where
         I: Send + Sync + 'static,
         O: Send + 'static,
@@ -310,7 +272,7 @@ impl Crew {
             };
             self.workers.spawn(worker.run());
         }
-        Lane {
+        Queue {
             operation,
             asks,
             patience: self.options.patience,

@@ -1,7 +1,7 @@
 //! The store on PostgreSQL, for any number of gateways.
 //!
 //! Reading order: [`session`] connects, [`pool`] keeps connections, [`run`] sends one statement
-//! with a deadline; [`routing`], [`upkeep`] and [`operator`] say what is sent; [`wakeup`] passes
+//! with a deadline; [`routing`], [`upkeep`] and [`operators`] say what is sent; [`wakeup`] passes
 //! hints between gateways.
 //!
 //! Invariants:
@@ -17,12 +17,12 @@ mod batch;
 mod complete;
 mod doctor;
 mod hosts;
-mod operator;
+mod operators;
 mod outbox;
 mod pool;
 mod remembered;
 mod routing;
-mod row;
+mod rows;
 mod run;
 mod runs;
 mod session;
@@ -47,7 +47,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use self::pool::Pool;
-use self::row::get;
+use self::rows::Cells;
 use self::run::{Repeat, Runner, fixed};
 use self::session::Sessions;
 use self::upkeep::Sweep;
@@ -253,14 +253,15 @@ impl Store for PostgresStore {
         self.runner.rows(Repeat::Safe, first).await?;
         let rows = self.runner.rows(Repeat::Safe, || fixed(SECRETS)).await?;
         let secret = |row| {
-            let bytes: &[u8] = get(row, "secret")?;
+            let cells = Cells::new(row, "eec_secret");
+            let bytes: &[u8] = cells.get("secret")?;
+            let wrong = |_| {
+                let what = format!("{} bytes instead of 32", bytes.len());
+                cells.inconsistent("secret", what)
+            };
             Ok(Secret {
-                version: get(row, "version")?,
-                bytes: bytes.try_into().map_err(|_| StoreError::Inconsistent {
-                    table: "eec_secret",
-                    column: "secret",
-                    what: format!("{} bytes instead of 32", bytes.len()),
-                })?,
+                version: cells.get("version")?,
+                bytes: bytes.try_into().map_err(wrong)?,
             })
         };
         rows.iter().map(secret).collect()
@@ -274,7 +275,7 @@ impl Store for PostgresStore {
         let row = rows
             .first()
             .ok_or(StoreError::Refused(sqlx::Error::RowNotFound))?;
-        get(row, "present")
+        Cells::new(row, "now()").get("present")
     }
 
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {

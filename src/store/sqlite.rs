@@ -24,6 +24,7 @@ mod remembered;
 mod rows;
 mod runs;
 mod secrets;
+mod statement;
 #[cfg(test)]
 mod tests;
 mod upkeep;
@@ -50,7 +51,6 @@ pub use self::failure::of_file as unopened;
 pub use self::lock::FileLock;
 
 use self::clock::Clock;
-use self::failure::Stage;
 use self::writer::{Work, Writer};
 use super::doctor::Finding;
 use super::open::OpenError;
@@ -159,7 +159,7 @@ impl SqliteStore {
     {
         let (readers, clock) = (self.readers.clone(), self.clock);
         let read = async move {
-            let mut connection = failure::sort(readers.acquire().await, Stage::Before)?;
+            let mut connection = readers.acquire().await.map_err(failure::before)?;
             work(&mut connection, clock.now_ms()).await
         };
         self.finish(read).await
@@ -354,8 +354,7 @@ impl Store for SqliteStore {
     async fn ping(&self) -> Result<OffsetDateTime, StoreError> {
         self.read(|connection, now_ms| {
             async move {
-                let pong = sqlx::query("select 1").execute(connection).await;
-                failure::sort(pong, Stage::Before)?;
+                statement::run(connection, sqlx::query("select 1")).await?;
                 rows::instant(now_ms, "eec_clock", "seen_at")
             }
             .boxed()
@@ -400,10 +399,10 @@ fn options(path: &Path) -> SqliteConnectOptions {
 
 /// The newest instant that the file has seen.
 async fn seen_ms(connection: &mut SqliteConnection) -> Result<i64, StoreError> {
-    let seen = sqlx::query_scalar("select coalesce(max(seen_at), 0) from eec_clock")
+    sqlx::query_scalar("select coalesce(max(seen_at), 0) from eec_clock")
         .fetch_one(connection)
-        .await;
-    failure::sort(seen, Stage::Before)
+        .await
+        .map_err(failure::before)
 }
 
 fn behind_warning(behind: Duration) -> String {

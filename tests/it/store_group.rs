@@ -36,22 +36,29 @@ const IMPATIENCE: Duration = Duration::from_millis(100);
 async fn every_operation_reaches_the_store_and_comes_back() {
     let on = Stand::open(1, PATIENCE).await;
     let claim = claim("k");
-    let Reserved::Won(_) = on.group.reserve(claim.clone()).await.unwrap() else {
+    let Reserved::Won(_) = on.group.reserve.ask(claim.clone()).await.unwrap() else {
         panic!("not won");
     };
     assert!(
         on.group
-            .heartbeat(heartbeat(&claim, PATIENCE))
+            .heartbeat
+            .ask(heartbeat(&claim, PATIENCE))
             .await
             .unwrap()
     );
-    let record = on.group.look_up(claim.key.clone()).await.unwrap().unwrap();
+    let record = on
+        .group
+        .look_up
+        .ask(claim.key.clone())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(matches!(record.state, State::Pending(Lease::Held(_))));
-    let released = on.group.release(release(&claim, GiveUp::Hold)).await;
+    let released = on.group.release.ask(release(&claim, GiveUp::Hold)).await;
     assert!(released.unwrap().is_some());
-    let committed = on.group.complete(completion(&claim)).await.unwrap();
+    let committed = on.group.complete.ask(completion(&claim)).await.unwrap();
     assert!(committed.is_some());
-    assert!(on.group.look_up(key("absent")).await.unwrap().is_none());
+    assert!(on.group.look_up.ask(key("absent")).await.unwrap().is_none());
     on.close().await;
 }
 
@@ -59,14 +66,14 @@ async fn every_operation_reaches_the_store_and_comes_back() {
 async fn an_idle_gateway_commits_at_once_and_a_busy_one_in_batches() {
     let on = Stand::open(1, PATIENCE).await;
     on.store.stop();
-    let first = asked_once(on.group.reserve(claim("first")));
+    let first = asked_once(on.group.reserve.ask(claim("first")));
     // Alone in its batch, since nothing waits for company.
     assert_eq!(on.batch().await, 1);
     let rest: Vec<Claim> = (0..100)
         .map(|number| claim(&format!("k{number}")))
         .collect();
     let rest = asked_once(try_join_all(
-        rest.into_iter().map(|claim| on.group.reserve(claim)),
+        rest.into_iter().map(|claim| on.group.reserve.ask(claim)),
     ));
     on.store.go_on();
     assert!(matches!(first.await.unwrap(), Reserved::Won(_)));
@@ -82,7 +89,12 @@ async fn each_caller_gets_the_answer_to_its_own_question() {
     let claims: Vec<Claim> = (0..64)
         .map(|number| claim(&format!("k{}", number % 8)))
         .collect();
-    let reserved = join_all(claims.iter().map(|claim| on.group.reserve(claim.clone()))).await;
+    let reserved = join_all(
+        claims
+            .iter()
+            .map(|claim| on.group.reserve.ask(claim.clone())),
+    )
+    .await;
     let mut won = 0;
     for (claim, reserved) in claims.iter().zip(reserved) {
         match reserved.unwrap() {
@@ -103,9 +115,9 @@ async fn a_caller_that_goes_away_cancels_nothing() {
     let on = Stand::open(1, PATIENCE).await;
     let [begun, waiting] = ["begun", "waiting"].map(claim);
     on.store.stop();
-    drop(asked_once(on.group.reserve(begun.clone())));
+    drop(asked_once(on.group.reserve.ask(begun.clone())));
     assert_eq!(on.batch().await, 1);
-    drop(asked_once(on.group.reserve(waiting.clone())));
+    drop(asked_once(on.group.reserve.ask(waiting.clone())));
     on.store.go_on();
     assert_eq!(on.batch().await, 1);
     on.group.close().await;
@@ -124,9 +136,14 @@ async fn a_stuck_store_is_told_from_one_that_was_never_asked() {
     let waiting: Vec<Claim> = (0..3)
         .map(|number| claim(&format!("waiting{number}")))
         .collect();
-    let asked = asked_once(on.group.reserve(begun.clone()));
+    let asked = asked_once(on.group.reserve.ask(begun.clone()));
     assert_eq!(on.batch().await, 1);
-    let refused = join_all(waiting.iter().map(|claim| on.group.reserve(claim.clone()))).await;
+    let refused = join_all(
+        waiting
+            .iter()
+            .map(|claim| on.group.reserve.ask(claim.clone())),
+    )
+    .await;
     for refused in refused {
         let error = refused.unwrap_err();
         assert!(matches!(*error, StoreError::Unavailable(_)), "{error:?}");
@@ -152,14 +169,15 @@ async fn a_full_queue_refuses_at_once() {
     let on = Stand::open(1, PATIENCE).await;
     on.store.stop();
     let beat = heartbeat(&claim("k"), PATIENCE);
-    drop(asked_once(on.group.heartbeat(beat.clone())));
+    drop(asked_once(on.group.heartbeat.ask(beat.clone())));
     assert_eq!(on.batch().await, 1);
     for _ in 0..QUEUE_MAX {
-        drop(asked_once(on.group.heartbeat(beat.clone())));
+        drop(asked_once(on.group.heartbeat.ask(beat.clone())));
     }
     let error = on
         .group
-        .heartbeat(beat)
+        .heartbeat
+        .ask(beat)
         .now_or_never()
         .unwrap()
         .unwrap_err();
@@ -203,10 +221,10 @@ async fn a_batch_is_bounded_in_bytes() {
         })
         .collect();
     let mut asked = asked.into_iter();
-    let first = asked_once(on.group.complete(asked.next().unwrap()));
+    let first = asked_once(on.group.complete.ask(asked.next().unwrap()));
     assert_eq!(on.batch().await, 1);
     let rest = asked_once(try_join_all(
-        asked.map(|completion| on.group.complete(completion)),
+        asked.map(|completion| on.group.complete.ask(completion)),
     ));
     on.store.go_on();
     assert!(first.await.unwrap().is_some());
@@ -227,11 +245,11 @@ async fn a_broken_row_fails_its_own_caller_only() {
     )
     .await;
     on.store.stop();
-    let first = asked_once(on.group.reserve(claim("first")));
+    let first = asked_once(on.group.reserve.ask(claim("first")));
     assert_eq!(on.batch().await, 1);
     let rest = ["a", "broken", "b"].map(claim);
     let rest = asked_once(join_all(
-        rest.into_iter().map(|claim| on.group.reserve(claim)),
+        rest.into_iter().map(|claim| on.group.reserve.ask(claim)),
     ));
     on.store.go_on();
     assert!(first.await.is_ok());
@@ -253,11 +271,11 @@ async fn no_more_batches_run_at_once_than_the_store_bears() {
         on.store.stop();
         let beat = heartbeat(&claim("k"), PATIENCE);
         for _ in 0..concurrency {
-            drop(asked_once(on.group.heartbeat(beat.clone())));
+            drop(asked_once(on.group.heartbeat.ask(beat.clone())));
             assert_eq!(on.batch().await, 1);
         }
         for _ in 0..10 {
-            drop(asked_once(on.group.heartbeat(beat.clone())));
+            drop(asked_once(on.group.heartbeat.ask(beat.clone())));
             tokio::task::yield_now().await;
         }
         assert!(on.another_batch().is_none());
@@ -272,16 +290,16 @@ async fn closing_finishes_what_is_in_line_and_takes_nothing_more() {
     let on = Stand::open(1, PATIENCE).await;
     on.store.stop();
     let asked = ["begun", "a", "b"].map(claim);
-    drop(asked_once(on.group.reserve(asked[0].clone())));
+    drop(asked_once(on.group.reserve.ask(asked[0].clone())));
     assert_eq!(on.batch().await, 1);
     for claim in &asked[1..] {
-        drop(asked_once(on.group.reserve(claim.clone())));
+        drop(asked_once(on.group.reserve.ask(claim.clone())));
     }
     let group = on.group.clone();
     let closed = asked_once(group.close());
     on.store.go_on();
     closed.await;
-    let error = on.group.reserve(claim("late")).await.unwrap_err();
+    let error = on.group.reserve.ask(claim("late")).await.unwrap_err();
     assert!(matches!(*error, StoreError::Closed), "{error:?}");
     let keys = asked.clone().map(|claim| claim.key);
     let found = on.store.inner.look_up(&keys).await.unwrap();
@@ -295,9 +313,9 @@ async fn operations_and_errors_are_counted() {
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
     let on = Stand::open(1, IMPATIENCE).await;
-    assert!(on.group.reserve(claim("k")).await.is_ok());
+    assert!(on.group.reserve.ask(claim("k")).await.is_ok());
     on.store.stop();
-    assert!(on.group.look_up(key("k")).await.is_err());
+    assert!(on.group.look_up.ask(key("k")).await.is_err());
     on.store.go_on();
     on.close().await;
     let text = handle.render();

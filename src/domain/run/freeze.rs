@@ -9,7 +9,7 @@ use http::{HeaderName, Method};
 use serde_json::{Map, Value};
 
 use super::progress::Progress;
-use super::render::Renderer;
+use super::render::{RENDERED_BYTES_MAX, Renderer};
 use super::subject::Subject;
 use super::{Definition, RunId};
 use crate::domain::derived_uuid;
@@ -19,6 +19,9 @@ use crate::domain::workflow::{Effect, GATEWAY_HEADERS, HttpSend, Payload, Send, 
 
 /// What the intents of one step may weigh together, in bytes.
 pub const STEP_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// The longest path, subject or value of a header that a template may render to, in bytes.
+pub const TEXT_BYTES_MAX: usize = 8 * 1024;
 
 const JSON: &str = "application/json";
 
@@ -77,7 +80,7 @@ impl<'a> Freezer<'a> {
             let intent = self.intent(step, effect, seq, seq == first);
             let intent = intent
                 .map_err(|why| format!("step `{step}`, effect {}: {why}", seq - first + 1))?;
-            bytes += intent.body.len();
+            bytes += weight(&intent);
             if bytes > STEP_BYTES_MAX {
                 return Err(format!(
                     "step `{step}` sends more than {STEP_BYTES_MAX} bytes"
@@ -156,7 +159,7 @@ impl<'a> Freezer<'a> {
                 content_type,
             } => {
                 let body = self
-                    .render(template)
+                    .render(template, RENDERED_BYTES_MAX)
                     .map_err(|why| format!("the payload: {why}"))?;
                 message.body = body.into();
                 message.content_type = Some(content_type.clone());
@@ -226,13 +229,13 @@ impl<'a> Freezer<'a> {
     fn text(&self, text: &Text) -> Result<String, String> {
         match text {
             Text::Plain(text) => Ok(text.clone()),
-            Text::Template(template) => self.render(template),
+            Text::Template(template) => self.render(template, TEXT_BYTES_MAX),
         }
     }
 
-    fn render(&self, template: &str) -> Result<String, String> {
+    fn render(&self, template: &str, bytes_max: usize) -> Result<String, String> {
         let renderer = self.renderer.get_or_init(|| Renderer::new(&self.context()));
-        renderer.render(template)
+        renderer.render(template, bytes_max)
     }
 
     fn context(&self) -> Map<String, Value> {
@@ -261,6 +264,20 @@ impl Definition {
         hasher.update(&seq.to_le_bytes());
         derived_uuid(&hasher).to_string()
     }
+}
+
+/// How many bytes of an intent its effect may have chosen.
+fn weight(intent: &NewIntent) -> usize {
+    let rendered = match &intent.sending.how {
+        How::Http(http) => {
+            let values = http.headers.iter().map(|(_, value)| value);
+            let texts = http.path.iter().chain(values);
+            texts.map(|text| text.as_str().len()).sum()
+        }
+        How::Publish { subject, .. } => subject.len(),
+        How::Task { .. } => 0,
+    };
+    intent.body.len() + rendered
 }
 
 fn lane(to: &Target) -> Result<Destination, String> {

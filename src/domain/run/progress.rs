@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::domain::message::Recorded;
+use crate::domain::workflow::is_shallow;
 
 /// The longest result of a step, or payload of a signal, that is kept for later templates, in
 /// bytes. What is longer is cut out and marked.
@@ -140,19 +141,21 @@ pub(super) fn result(answer: Option<&Recorded>) -> Value {
             json!({ "status": status, "body": null, "cut": true })
         }
         Some(body) => json!({ "status": status, "body": parsed(body) }),
-        None => json!({ "status": status, "body": null }),
+        // An answer's body is not kept when it is too long.
+        None if status.is_some() => json!({ "status": status, "body": null, "cut": true }),
+        None => json!({ "status": null, "body": null }),
     }
 }
 
-/// A body as templates see it: JSON if it is JSON, else text.
+/// A body as templates see it: JSON if it is JSON of no great depth, else text.
 pub(super) fn parsed(body: &[u8]) -> Value {
-    serde_json::from_slice(body)
-        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(body).into_owned()))
+    let json = serde_json::from_slice(body).ok().filter(is_shallow);
+    json.unwrap_or_else(|| Value::String(String::from_utf8_lossy(body).into_owned()))
 }
 
-/// A value that somebody gave, and whether it had to be cut out for its length.
+/// A value that somebody gave, and whether it had to be cut out for its length or its depth.
 pub(super) fn bounded(value: &Value) -> (Value, bool) {
-    if super::json(value).len() > RESULT_BYTES_MAX {
+    if !is_shallow(value) || super::json(value).len() > RESULT_BYTES_MAX {
         (Value::Null, true)
     } else {
         (value.clone(), false)

@@ -267,6 +267,11 @@ impl<'a> Machine<'a> {
                 Some((intent, _)) => {
                     span.ran |= intent.tries > 0;
                     self.tell_skipped(index, intent);
+                    if self.is_call(index, &span, seq) && !is_dead(intent.status) {
+                        span.head += 1;
+                        let reason = "the call was given up: it was discarded".to_owned();
+                        return self.fail(index, Some(span), reason);
+                    }
                 }
             }
             span.head += 1;
@@ -293,14 +298,20 @@ impl<'a> Machine<'a> {
             json!({ "status": status, "body": null })
         };
         self.progress.results.insert(step.name.clone(), result);
-        let Action::Effects(effects) = &step.action else {
-            return None;
+        let called = self.is_call(index, span, intent.seq);
+        status.filter(|status| called && *status >= 400)
+    }
+
+    /// Whether this is the call of an accepted request, on whose answer everything after it hangs.
+    fn is_call(&self, index: usize, span: &Span, seq: i64) -> bool {
+        let Some(Action::Effects(effects)) = self.step(index).map(|step| &step.action) else {
+            return false;
         };
-        let place = usize::try_from(intent.seq - span.first).ok()?;
-        let answered = effects.get(place).is_some_and(|effect| {
+        let place = usize::try_from(seq - span.first).ok();
+        let effect = place.and_then(|place| effects.get(place));
+        effect.is_some_and(|effect| {
             matches!(&effect.send, Send::Http(http) if matches!(http.success, Success::Answered { .. }))
-        });
-        status.filter(|status| answered && *status >= 400)
+        })
     }
 
     /// A step is over; the next one begins. `ran`: whether it may have had an effect.

@@ -6,10 +6,16 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use super::{
-    Action, EFFECTS_MAX, Effect, HttpSend, NAME_BYTES_MAX, Payload, Retry, STEPS_MAX, Send, Step,
-    TIMEOUT_MAX, Target, Text, WAIT_MAX, Workflow, is_name,
+    Action, CALL, DEPTH_MAX, EFFECTS, EFFECTS_MAX, Effect, HttpSend, NAME_BYTES_MAX, Payload,
+    Retry, STEPS_MAX, Send, Step, TIMEOUT_MAX, Target, Text, WAIT_MAX, Workflow, is_name,
+    is_shallow,
 };
 use crate::domain::run::{freeze, render};
+
+/// What templates see.
+const KNOWN: [&str; 9] = [
+    "input", "decision", "request", "steps", "signals", "tenant", "pool", "key", "run_id",
+];
 
 impl Workflow {
     /// Whether it can be run.
@@ -28,13 +34,14 @@ impl Workflow {
         let mut names = BTreeSet::new();
         for step in &self.steps {
             wrong.name("a step's name", &step.name);
-            if !names.insert(&step.name) {
+            if names.contains(&step.name) {
                 let name = &step.name;
                 wrong.tell(format!(
                     "two steps have the name `{name}`; give each its own"
                 ));
             }
-            wrong.step(step);
+            wrong.step(step, &names);
+            names.insert(&step.name);
         }
         if wrong.0.is_empty() {
             Ok(())
@@ -43,6 +50,9 @@ impl Workflow {
         }
     }
 }
+
+/// The names of the steps before an effect's own; `None` for a compensation, which sees all.
+type Earlier<'a> = Option<&'a BTreeSet<&'a String>>;
 
 /// What was found.
 #[derive(Default)]
@@ -73,7 +83,7 @@ impl Wrong {
         }
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &Step, names: &BTreeSet<&String>) {
         let place = format!("step `{}`", step.name);
         let days = WAIT_MAX.as_secs() / (24 * 3600);
         let time = format!("write a time above zero and up to {days} days");
@@ -86,7 +96,7 @@ impl Wrong {
                         1 => place.clone(),
                         _ => format!("{place}, effect {number}"),
                     };
-                    self.effect(&place, effect);
+                    self.effect(&place, effect, Some(names));
                 }
             }
             Action::Wait { for_ms } => {
@@ -103,11 +113,11 @@ impl Wrong {
             }
         }
         if let Some(compensation) = &step.compensation {
-            self.effect(&format!("{place}, compensation"), compensation);
+            self.effect(&format!("{place}, compensation"), compensation, None);
         }
     }
 
-    fn effect(&mut self, place: &str, effect: &Effect) {
+    fn effect(&mut self, place: &str, effect: &Effect, earlier: Earlier<'_>) {
         let hours = TIMEOUT_MAX.as_secs() / 3600;
         let timeout = format!("`timeout`: write a time above zero and up to {hours} hours");
         self.check(is_within(effect.timeout_ms, TIMEOUT_MAX), place, &timeout);
@@ -130,10 +140,38 @@ impl Wrong {
             let what = "`content_type`: write one such as \"application/json\"";
             self.check(fits, place, what);
         }
+        if let Payload::Json(value) = &effect.payload {
+            let what = format!("`payload` is nested deeper than {DEPTH_MAX} levels");
+            self.check(is_shallow(value), place, &what);
+        }
         for template in effect.templates() {
-            let compiled = render::compile(template);
-            let compiled = compiled.map_err(|why| format!("a template can't be read: {why}"));
-            self.take(place, compiled);
+            self.template(place, template, earlier);
+        }
+    }
+
+    /// Whether there will be what a template asks for.
+    fn template(&mut self, place: &str, template: &str, earlier: Earlier<'_>) {
+        let asked = match render::asks_for(template) {
+            Ok(asked) => asked,
+            Err(why) => return self.tell(format!("{place}: a template can't be read: {why}")),
+        };
+        for name in asked {
+            let mut parts = name.split('.');
+            let root = parts.next().unwrap_or_default();
+            if !KNOWN.contains(&root) {
+                let known = KNOWN.join("`, `");
+                self.tell(format!(
+                    "{place}: a template asks for `{root}`, which is not there; it sees `{known}`"
+                ));
+            }
+            let step = parts.next().filter(|_| root == "steps");
+            let Some((step, earlier)) = step.zip(earlier) else {
+                continue;
+            };
+            // A workflow is checked alone, and what a route does before it has these names.
+            let there = [CALL, EFFECTS].contains(&step) || earlier.iter().any(|own| *own == step);
+            let what = format!("a template asks for `steps.{step}`, which is no earlier step");
+            self.check(there, place, &what);
         }
     }
 
@@ -258,6 +296,55 @@ mod tests {
         let steps = vec![undo, empty, step("a", signal)];
         let wrong = workflow(steps).check().unwrap_err();
         insta::assert_snapshot!(wrong.join("\n"));
+    }
+
+    fn asks(template: &str) -> Action {
+        let mut effect = effect();
+        effect.payload = Payload::Template {
+            template: template.to_owned(),
+            content_type: "text/plain".to_owned(),
+        };
+        Action::Effects(vec![effect])
+    }
+
+    #[test]
+    fn what_no_template_will_see_is_told_before_anything_runs() {
+        let mut first = step("one", asks("{{ steps.two.body }} {{ steps.one }}"));
+        first.compensation = Some(effect());
+        let late = asks("{{ steps.one.body.id }} {{ signals.go }} {{ range(3) }} {{ steps.call }}");
+        let wrong = workflow(vec![
+            first,
+            step("two", late),
+            step("three", asks("{{ oder }}")),
+        ]);
+        let wrong = wrong.check().unwrap_err();
+        let told = [
+            "step `one`: a template asks for `steps.one`, which is no earlier step",
+            "step `one`: a template asks for `steps.two`, which is no earlier step",
+            "step `three`: a template asks for `oder`, which is not there; it sees `input`, \
+             `decision`, `request`, `steps`, `signals`, `tenant`, `pool`, `key`, `run_id`",
+        ];
+        assert_eq!(wrong, told);
+        let mut undone = step("one", asks("fixed"));
+        undone.compensation = match asks("{{ steps.two.body }}") {
+            Action::Effects(mut effects) => effects.pop(),
+            _ => None,
+        };
+        let sound = workflow(vec![undone, step("two", asks("{{ decision.status }}"))]);
+        assert_eq!(sound.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_payload_may_be_nested_so_deep_and_no_deeper() {
+        let nested = |levels: usize| {
+            let text = "[".repeat(levels) + &"]".repeat(levels);
+            let mut effect = effect();
+            effect.payload = Payload::Json(serde_json::from_str(&text).unwrap());
+            workflow(vec![step("a", Action::Effects(vec![effect]))]).check()
+        };
+        assert_eq!(nested(DEPTH_MAX), Ok(()));
+        let wrong = nested(DEPTH_MAX + 1).unwrap_err();
+        assert!(wrong[0].contains("nested deeper than 64"), "{wrong:?}");
     }
 
     #[test]

@@ -39,16 +39,20 @@ pub(super) fn in_rounds<K: Ord>(count: usize, identity: impl Fn(usize) -> K) -> 
     rounds
 }
 
+/// One column of a batch, for an array parameter.
+pub(super) fn column<T, V>(items: impl Iterator<Item = T>, of: impl Fn(T) -> V) -> Vec<V> {
+    items.map(of).collect()
+}
+
 /// Binds the three columns of keys, as the next three array parameters.
 pub(super) fn bind_keys<'a>(
     statement: Statement,
     keys: &(impl Iterator<Item = &'a RecordKey> + Clone),
 ) -> Statement {
-    let column = |of: fn(&RecordKey) -> &str| keys.clone().map(of).collect::<Vec<_>>();
     statement
-        .bind(column(|key| key.tenant.as_str()))
-        .bind(column(|key| key.pool.as_str()))
-        .bind(column(|key| key.key.as_str()))
+        .bind(column(keys.clone(), |key| key.tenant.as_str()))
+        .bind(column(keys.clone(), |key| key.pool.as_str()))
+        .bind(column(keys.clone(), |key| key.key.as_str()))
 }
 
 /// Binds the three columns of one key, as the next three parameters.

@@ -4,11 +4,10 @@
 //! The guarded update feeds the inserts: a row that it did not return gets nothing anywhere.
 
 use sqlx::postgres::PgRow;
-use uuid::Uuid;
 
-use super::batch::{bind_keys, doubt_after, in_doubt, rounds};
+use super::batch::{bind_keys, column, doubt_after, in_doubt, rounds};
 use super::routing::nth;
-use super::row::{get, to_ms, to_text};
+use super::rows::{Cells, RECORDS, to_ms, to_text};
 use super::run::{Repeat, Runner, Statement, fixed};
 use super::runs::parts::{Part, bind_parts, parts, pieces};
 use crate::domain::record::{Committed, Completion, DecisionId};
@@ -168,8 +167,11 @@ impl Runner {
         }
         let missed_ones = || missed.iter().map(|index| &completions[*index]);
         let rows = self.rows(Repeat::Safe, || {
-            let ids: Vec<Uuid> = missed_ones().map(|missed| missed.decision_id.0).collect();
-            bind_keys(fixed(COMPLETED_BEFORE), &missed_ones().map(|m| &m.key)).bind(ids)
+            bind_keys(
+                fixed(COMPLETED_BEFORE),
+                &missed_ones().map(|missed| &missed.key),
+            )
+            .bind(column(missed_ones(), |missed| missed.decision_id.0))
         });
         for row in &rows.await.map_err(in_doubt)? {
             let index = missed[nth(row)?];
@@ -188,28 +190,19 @@ fn bind_completions<'a>(
     let cors = || recorded().map(|recorded| recorded.cors.as_ref());
     // An answer's status is below 600.
     let status = |status: u16| i16::try_from(status).unwrap_or_default();
-    let origins: Vec<Option<&[u8]>> = cors()
-        .map(|cors| cors.map(|cors| &cors.origin[..]))
-        .collect();
-    let allowed: Vec<Option<&[u8]>> = cors()
-        .map(|cors| cors.map(|cors| cors.headers.as_bytes()))
-        .collect();
-    let bodies: Vec<Option<&[u8]>> = recorded()
-        .map(|recorded| recorded.body.as_deref())
-        .collect();
     bind_keys(statement, &completions().map(|completion| &completion.key))
-        .bind(completions().map(|c| c.token.0).collect::<Vec<_>>())
-        .bind(completions().map(|c| c.decision_id.0).collect::<Vec<_>>())
-        .bind(
-            completions()
-                .map(|c| to_text(&c.decided_by))
-                .collect::<Vec<_>>(),
-        )
-        .bind(recorded().map(|r| status(r.status)).collect::<Vec<_>>())
-        .bind(recorded().map(|r| r.headers.as_bytes()).collect::<Vec<_>>())
-        .bind(origins)
-        .bind(allowed)
-        .bind(bodies)
+        .bind(column(completions(), |completion| completion.token.0))
+        .bind(column(completions(), |completion| completion.decision_id.0))
+        .bind(column(completions(), |completion| {
+            to_text(&completion.decided_by)
+        }))
+        .bind(column(recorded(), |recorded| status(recorded.status)))
+        .bind(column(recorded(), |recorded| recorded.headers.as_bytes()))
+        .bind(column(cors(), |cors| cors.map(|cors| &cors.origin[..])))
+        .bind(column(cors(), |cors| {
+            cors.map(|cors| cors.headers.as_bytes())
+        }))
+        .bind(column(recorded(), |recorded| recorded.body.as_deref()))
 }
 
 /// Binds completions that start a run, with all that belongs to it, as parameters 1 to 38.
@@ -225,30 +218,30 @@ pub(super) fn bind_starts<'a>(
     let statement = bind_parts(statement, starts().map(part));
     let statement = bind_completions(statement, completions);
     let ticks = || starts().map(|run| &run.first);
-    let timers = ticks().map(|tick| match columns::timer(tick) {
+    let timer_ms = |tick| match columns::timer(tick) {
         Timer::In(after) => Some(to_ms(after)),
         Timer::Keep | Timer::Clear => None,
-    });
-    let reasons = ticks().map(|tick| tick.reason.as_deref().map(to_text));
+    };
     statement
-        .bind(starts().map(|run| &*run.workflow).collect::<Vec<&str>>())
-        .bind(starts().map(|run| run.holds_record).collect::<Vec<bool>>())
-        .bind(starts().map(|run| &run.definition[..]).collect::<Vec<_>>())
-        .bind(starts().map(|run| &run.input[..]).collect::<Vec<_>>())
-        .bind(starts().map(|run| run.tick_id.0).collect::<Vec<Uuid>>())
-        .bind(ticks().map(|t| columns::last_seq(0, t)).collect::<Vec<_>>())
-        .bind(ticks().map(|tick| tick.status.word()).collect::<Vec<_>>())
-        .bind(ticks().map(|tick| &tick.progress[..]).collect::<Vec<_>>())
-        .bind(reasons.collect::<Vec<Option<String>>>())
-        .bind(timers.collect::<Vec<Option<i64>>>())
-        .bind(ticks().map(|t| t.status.is_final()).collect::<Vec<bool>>())
+        .bind(column(starts(), |run| &*run.workflow))
+        .bind(column(starts(), |run| run.holds_record))
+        .bind(column(starts(), |run| &run.definition[..]))
+        .bind(column(starts(), |run| &run.input[..]))
+        .bind(column(starts(), |run| run.tick_id.0))
+        .bind(column(ticks(), |tick| columns::last_seq(0, tick)))
+        .bind(column(ticks(), |tick| tick.status.word()))
+        .bind(column(ticks(), |tick| &tick.progress[..]))
+        .bind(column(ticks(), |tick| tick.reason.as_deref().map(to_text)))
+        .bind(column(ticks(), timer_ms))
+        .bind(column(ticks(), |tick| tick.status.is_final()))
 }
 
 fn to_committed(row: &PgRow, decision_id: DecisionId) -> Result<Committed, StoreError> {
+    let cells = Cells::new(row, RECORDS);
     Ok(Committed {
         decision_id,
-        created_at: get(row, "created_at")?,
-        valid_until: get(row, "valid_until")?,
-        awaited: get(row, "awaited")?,
+        created_at: cells.get("created_at")?,
+        valid_until: cells.get("valid_until")?,
+        awaited: cells.get("awaited")?,
     })
 }

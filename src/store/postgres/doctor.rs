@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::row::get;
+use super::rows::Cells;
 use super::run::{Repeat, Runner, fixed};
 use super::wakeup::Wakeups;
 use crate::store::StoreError;
@@ -37,17 +37,18 @@ impl Runner {
         let Some(row) = rows.first() else {
             return Ok(findings);
         };
-        let version: &str = get(row, "version")?;
+        let cells = Cells::new(row, "pg_stat_activity");
+        let version: &str = cells.get("version")?;
         findings.push(Finding::new(
             "server",
             Health::Good,
             format!("PostgreSQL {version}"),
         ));
-        findings.push(transactions(get(row, "open_ms")?, get(row, "hidden")?));
+        findings.push(transactions(cells.get("open_ms")?, cells.get("hidden")?));
         findings.push(held(
-            get(row, "held")?,
-            get(row, "slots")?,
-            get(row, "prepared_ms")?,
+            cells.get("held")?,
+            cells.get("slots")?,
+            cells.get("prepared_ms")?,
         ));
         Ok(findings)
     }

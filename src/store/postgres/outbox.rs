@@ -38,19 +38,19 @@ impl OutboxStore for PostgresStore {
     }
 
     async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
-        self.runner.finish_tries(ends).await
+        self.runner.finish(ends).await
     }
 
     async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
-        self.runner.intent(id).await
+        self.runner.find_intent(id).await
     }
 
     async fn find_intents(&self, search: &IntentSearch) -> Result<Vec<IntentLine>, StoreError> {
-        self.runner.intents(search).await
+        self.runner.find_intents(search).await
     }
 
     async fn discard(&self, key: &IntentKey, audit: &Audit) -> Result<Resolved, StoreError> {
-        self.runner.discard_intent(key, audit).await
+        self.runner.discard(key, audit).await
     }
 
     async fn set_paused(
@@ -59,14 +59,14 @@ impl OutboxStore for PostgresStore {
         paused: bool,
         audit: &Audit,
     ) -> Result<(), StoreError> {
-        self.runner.pause(destination, paused, audit).await
+        self.runner.set_paused(destination, paused, audit).await
     }
 
     async fn paused(&self) -> Result<Vec<Pause>, StoreError> {
-        self.runner.pauses().await
+        self.runner.paused().await
     }
 
     async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
-        self.runner.count_intents().await
+        self.runner.outbox_census().await
     }
 }

@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::row::{from_ms, get, holds, record_key};
+use super::rows::{Cells, from_ms, holds, record_key};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::{AttemptToken, Claimed, GenerationId, Remembered};
 use crate::domain::scope::TenantScope;
@@ -122,14 +122,15 @@ impl Runner {
         let Some(row) = rows.first() else {
             return Ok(None);
         };
+        let cells = Cells::new(row, "eec_routing_claim");
         Ok(Some(Remembered {
-            key: record_key(row)?,
-            token: AttemptToken(get(row, "attempt_token")?),
+            key: record_key(cells)?,
+            token: AttemptToken(cells.get("attempt_token")?),
             claimed: Claimed {
-                generation: get(row, "generation")?,
-                generation_id: GenerationId(get(row, "generation_id")?),
+                generation: cells.get("generation")?,
+                generation_id: GenerationId(cells.get("generation_id")?),
             },
-            lease: from_ms(get(row, "lease_ms")?),
+            lease: from_ms(cells.get("lease_ms")?),
         }))
     }
 }

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::batch::{ANY_TOKEN, bind_key, bind_keys, doubt_after, in_doubt, rounds};
+use super::batch::{ANY_TOKEN, bind_key, bind_keys, column, doubt_after, in_doubt, rounds};
 use super::remembered::{RECLAIM, RECLAIM_REMEMBERED, RESERVE, RESERVE_REMEMBERED};
-use super::row::{decision, get, record, record_columns, to_ms, us_from_now, valid_us};
+use super::rows::{Cells, RECORDS, decision, record, record_columns, to_ms, us_from_now, valid_us};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Heartbeat, Record, Release,
@@ -94,7 +94,7 @@ impl Runner {
         let inserted = self.rows(Repeat::Safe, || reserving(claims, first)).await?;
         let mut won = HashSet::new();
         for row in &inserted {
-            won.insert(get::<Uuid>(row, "attempt_token")?);
+            won.insert(Cells::new(row, RECORDS).get::<Uuid>("attempt_token")?);
         }
         let mut lost = rounds.concat();
         // A repeat of a claim that won bears the same token, and finds its own row.
@@ -175,9 +175,10 @@ impl Runner {
         let Some(row) = rows.first() else {
             return Ok(None);
         };
+        let cells = Cells::new(row, RECORDS);
         Ok(Some(Claimed {
-            generation: get(row, "generation")?,
-            generation_id: GenerationId(get(row, "generation_id")?),
+            generation: cells.get("generation")?,
+            generation_id: GenerationId(cells.get("generation_id")?),
         }))
     }
 
@@ -187,8 +188,8 @@ impl Runner {
             let beats = || round.iter().map(|index| &beats[*index]);
             let rows = self.rows(Repeat::Safe, || {
                 bind_keys(fixed(HEARTBEAT), &beats().map(|beat| &beat.key))
-                    .bind(beats().map(|beat| beat.token.0).collect::<Vec<_>>())
-                    .bind(beats().map(|beat| to_ms(beat.lease)).collect::<Vec<_>>())
+                    .bind(column(beats(), |beat| beat.token.0))
+                    .bind(column(beats(), |beat| to_ms(beat.lease)))
             });
             for row in &rows.await.map_err(doubt_after(nth_round))? {
                 held[round[nth(row)?]] = true;
@@ -205,8 +206,7 @@ impl Runner {
         for (nth_round, round) in rounds(releases, |r| (&r.key, r.token)).iter().enumerate() {
             let rows = self.rows(Repeat::Safe, || {
                 let certain = |index: &usize| releases[*index].give_up.is_certain();
-                bind_releases(fixed(RELEASE), releases, round)
-                    .bind(round.iter().map(certain).collect::<Vec<_>>())
+                bind_releases(fixed(RELEASE), releases, round).bind(column(round.iter(), certain))
             });
             let rows = rows.await.map_err(doubt_after(nth_round))?;
             note_released(&rows, round, &mut taken)?;
@@ -272,34 +272,18 @@ fn reserving(claims: &[Claim], round: &[usize]) -> Statement {
 fn bind_claims(statement: Statement, claims: &[Claim], round: &[usize]) -> Statement {
     let claims = || round.iter().map(|index| &claims[*index]);
     let fingerprint = || claims().map(|claim| claim.fingerprint.as_ref());
-    let hashes: Vec<Option<&[u8]>> = fingerprint().map(|f| f.map(|f| &f.hash[..])).collect();
-    let versions: Vec<Option<i32>> = fingerprint().map(|f| f.map(|f| f.version)).collect();
     let terms = || claims().map(|claim| &claim.terms);
     bind_keys(statement, &claims().map(|claim| &claim.key))
-        .bind(claims().map(|claim| claim.token.0).collect::<Vec<_>>())
-        .bind(
-            claims()
-                .map(|claim| claim.generation_id.0)
-                .collect::<Vec<_>>(),
-        )
-        .bind(hashes)
-        .bind(versions)
-        .bind(terms().map(|terms| to_ms(terms.lease)).collect::<Vec<_>>())
-        .bind(
-            terms()
-                .map(|terms| to_ms(terms.valid_for))
-                .collect::<Vec<_>>(),
-        )
-        .bind(
-            terms()
-                .map(|terms| to_ms(terms.tombstone_for))
-                .collect::<Vec<_>>(),
-        )
-        .bind(
-            terms()
-                .map(|terms| terms.on_unknown.word())
-                .collect::<Vec<_>>(),
-        )
+        .bind(column(claims(), |claim| claim.token.0))
+        .bind(column(claims(), |claim| claim.generation_id.0))
+        .bind(column(fingerprint(), |made| {
+            made.map(|made| &made.hash[..])
+        }))
+        .bind(column(fingerprint(), |made| made.map(|made| made.version)))
+        .bind(column(terms(), |terms| to_ms(terms.lease)))
+        .bind(column(terms(), |terms| to_ms(terms.valid_for)))
+        .bind(column(terms(), |terms| to_ms(terms.tombstone_for)))
+        .bind(column(terms(), |terms| terms.on_unknown.word()))
 }
 
 fn bind_releases(statement: Statement, releases: &[Release], round: &[usize]) -> Statement {
@@ -309,21 +293,11 @@ fn bind_releases(statement: Statement, releases: &[Release], round: &[usize]) ->
         GiveUp::NotSent | GiveUp::Answered | GiveUp::Redrive => "failed_before_commit",
     };
     bind_keys(statement, &releases().map(|release| &release.key))
-        .bind(
-            releases()
-                .map(|release| release.token.0)
-                .collect::<Vec<_>>(),
-        )
-        .bind(
-            releases()
-                .map(|release| target(release.give_up))
-                .collect::<Vec<_>>(),
-        )
-        .bind(
-            releases()
-                .map(|release| release.give_up == GiveUp::Redrive)
-                .collect::<Vec<_>>(),
-        )
+        .bind(column(releases(), |release| release.token.0))
+        .bind(column(releases(), |release| target(release.give_up)))
+        .bind(column(releases(), |release| {
+            release.give_up == GiveUp::Redrive
+        }))
 }
 
 fn note_released(
@@ -332,7 +306,7 @@ fn note_released(
     released: &mut [Option<Released>],
 ) -> Result<(), StoreError> {
     for row in rows {
-        let awaited = get(row, "awaited")?;
+        let awaited = Cells::new(row, RECORDS).get("awaited")?;
         released[round[nth(row)?]] = Some(Released { awaited });
     }
     Ok(())
@@ -340,6 +314,6 @@ fn note_released(
 
 /// Which of the arrays' elements a row belongs to. They are counted from 1.
 pub(super) fn nth(row: &PgRow) -> Result<usize, StoreError> {
-    let n: i64 = get(row, "n")?;
+    let n: i64 = Cells::new(row, "unnest").get("n")?;
     Ok(usize::try_from(n - 1).unwrap_or_default())
 }

@@ -8,13 +8,12 @@
 
 use std::time::Duration;
 
-use sqlx::postgres::PgRow;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::batch::{bind_key, bind_keys};
-use super::row::{get, holds, record_key, us_from_now};
+use super::rows::{Cells, DECISIONS, RECORDS, holds, record_key, us_from_now};
 use super::run::{Repeat, Runner, fixed};
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;
@@ -254,16 +253,18 @@ impl Runner {
             .ok_or(StoreError::Refused(sqlx::Error::RowNotFound))?;
         let mut due = Vec::new();
         for row in &rows {
-            if let Some(token) = get::<Option<Uuid>>(row, "attempt_token")? {
-                due.push((record_key(row)?, AttemptToken(token)));
+            let cells = Cells::new(row, RECORDS);
+            if let Some(token) = cells.get::<Option<Uuid>>("attempt_token")? {
+                due.push((record_key(cells)?, AttemptToken(token)));
             }
         }
+        let about = Cells::new(about, RECORDS);
         Ok(Page {
             due,
-            seen: get(about, "seen")?,
-            last: get(about, "last")?,
-            oldest: get(about, "oldest")?,
-            present: get(about, "present")?,
+            seen: about.get("seen")?,
+            last: about.get("last")?,
+            oldest: about.get("oldest")?,
+            present: about.get("present")?,
         })
     }
 
@@ -280,7 +281,7 @@ impl Runner {
             bind_keys(fixed(SWEEP), &due.iter().map(|(key, _)| key)).bind(&tokens[..])
         });
         for row in &rows.await? {
-            match get(row, "status")? {
+            match Cells::new(row, RECORDS).get("status")? {
                 "outcome_unknown" => swept.outcome_unknown += 1,
                 _ => swept.failed_before_commit += 1,
             }
@@ -300,11 +301,13 @@ impl Runner {
         let found = self
             .rows(Repeat::Safe, || fixed(EXPIRED_RECORDS).bind(left.max(0)))
             .await?;
-        let keys = found
-            .iter()
-            .map(record_key)
-            .collect::<Result<Vec<_>, _>>()?;
-        let tokens = column::<Uuid>(&found, "attempt_token")?;
+        let mut keys = Vec::with_capacity(found.len());
+        let mut tokens: Vec<Uuid> = Vec::with_capacity(found.len());
+        for row in &found {
+            let cells = Cells::new(row, RECORDS);
+            keys.push(record_key(cells)?);
+            tokens.push(cells.get("attempt_token")?);
+        }
         if !keys.is_empty() {
             let rows = self.rows(Repeat::Safe, || {
                 bind_keys(fixed(PURGE_RECORDS), &keys.iter()).bind(&tokens[..])
@@ -328,8 +331,9 @@ impl Runner {
         });
         let mut purged = Purged::default();
         for row in &rows.await? {
-            purged.decisions += get::<i64>(row, "decisions")?.unsigned_abs();
-            purged.records += get::<i64>(row, "records")?.unsigned_abs();
+            let cells = Cells::new(row, DECISIONS);
+            purged.decisions += cells.get::<i64>("decisions")?.unsigned_abs();
+            purged.records += cells.get::<i64>("records")?.unsigned_abs();
         }
         Ok(purged)
     }
@@ -354,10 +358,11 @@ impl Runner {
                 if left == 0 {
                     return Ok(expired);
                 }
-                *at = get(row, "valid_until")?;
-                if !get::<bool>(row, "held")? {
-                    expired.0.push(get(row, "tenant_scope")?);
-                    expired.1.push(get(row, "decision_id")?);
+                let cells = Cells::new(row, DECISIONS);
+                *at = cells.get("valid_until")?;
+                if !cells.get::<bool>("held")? {
+                    expired.0.push(cells.get("tenant_scope")?);
+                    expired.1.push(cells.get("decision_id")?);
                     left -= 1;
                 }
             }
@@ -375,19 +380,13 @@ impl Runner {
         let Some(row) = rows.first() else {
             return Ok(Census::default());
         };
-        let oldest_us: Option<i64> = get(row, "oldest_us")?;
+        let cells = Cells::new(row, RECORDS);
+        let oldest_us: Option<i64> = cells.get("oldest_us")?;
         Ok(Census {
-            unknown: get::<i64>(row, "unknown")?.unsigned_abs(),
+            unknown: cells.get::<i64>("unknown")?.unsigned_abs(),
             oldest_pending: oldest_us.map(|us| Duration::from_micros(us.unsigned_abs())),
         })
     }
-}
-
-fn column<'r, T>(rows: &'r [PgRow], name: &'static str) -> Result<Vec<T>, StoreError>
-where
-    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
-{
-    rows.iter().map(|row| get(row, name)).collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use sqlx::postgres::PgRow;
 
-use super::row::get;
+use super::rows::Cells;
 use super::run::{Repeat, Runner, fixed};
 use crate::store::StoreError;
 
@@ -35,17 +35,18 @@ impl Runner {
 }
 
 fn judge(row: &PgRow) -> Result<Vec<String>, StoreError> {
-    let commit: &str = get(row, "synchronous_commit")?;
-    let replicated = get::<i64>(row, "replicas")? > 0;
-    let standbys: &str = get(row, "standby_names")?;
+    let cells = Cells::new(row, "pg_settings");
+    let commit: &str = cells.get("synchronous_commit")?;
+    let replicated = cells.get::<i64>("replicas")? > 0;
+    let standbys: &str = cells.get("standby_names")?;
     let waits_for_standbys = !standbys.is_empty() && commit != "local";
     let weak = [
         (
-            get::<&str>(row, "fsync")? == "off",
+            cells.get::<&str>("fsync")? == "off",
             "PostgreSQL runs with fsync = off: a crash can corrupt the database; set fsync = on",
         ),
         (
-            get::<&str>(row, "full_page_writes")? == "off",
+            cells.get::<&str>("full_page_writes")? == "off",
             "PostgreSQL runs with full_page_writes = off: a loss of power can corrupt the database; set full_page_writes = on",
         ),
         (
@@ -57,7 +58,7 @@ fn judge(row: &PgRow) -> Result<Vec<String>, StoreError> {
             "PostgreSQL is replicated and commits wait for no standby: a failover loses decisions that were acknowledged, and requests run twice; set synchronous_standby_names, and synchronous_commit = on",
         ),
         (
-            get::<i64>(row, "unlogged")? > 0,
+            cells.get::<i64>("unlogged")? > 0,
             "tables of the store are unlogged: a crash empties them, and requests run twice; alter them to be logged",
         ),
     ];

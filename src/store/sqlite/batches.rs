@@ -14,10 +14,10 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
-use super::failure::{self, Stage};
 use super::remembered;
 use super::rows::{self, Cells, DECISIONS, RECORDS, held_until, record_columns};
 use super::runs::parts;
+use super::statement;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, Committed, Completion, DecisionId, Heartbeat, Record, Reserved,
     State,
@@ -131,8 +131,7 @@ pub async fn reserve(
         });
         insert.push(ON_CONFLICT).push("nothing");
         let inserted = insert.build().persistent(claims.len() == 1);
-        let inserted = inserted.execute(&mut *connection).await;
-        let inserted = failure::sort(inserted, Stage::Before)?.rows_affected();
+        let inserted = statement::run(connection, inserted).await?;
         if usize::try_from(inserted) == Ok(claims.len()) {
             for claim in claims {
                 let claimed = Claimed {
@@ -178,8 +177,7 @@ pub async fn heartbeat(
         });
         update.push(EXISTING).push(ON_CONFLICT).push(EXTEND);
         let extended = update.build().persistent(beats.len() == 1);
-        let extended = extended.fetch_all(&mut *connection).await;
-        for row in failure::sort(extended, Stage::Before)? {
+        for row in statement::rows(connection, extended).await? {
             owners.insert(Cells::new(&row, RECORDS).id("attempt_token")?);
         }
     }
@@ -204,8 +202,7 @@ pub async fn complete(
         });
         update.push(EXISTING).push(ON_CONFLICT).push(COMMIT);
         let taken = update.build().persistent(completions.len() == 1);
-        let taken = taken.fetch_all(&mut *connection).await;
-        let taken = failure::sort(taken, Stage::Before)?;
+        let taken = statement::rows(connection, taken).await?;
         let mut taken = by_decision(&taken)?;
         let mut decided = Vec::with_capacity(taken.len());
         for completion in completions {
@@ -283,11 +280,8 @@ fn by_decision(rows: &[SqliteRow]) -> Result<HashMap<DecisionId, Taken>, StoreEr
     for row in rows {
         let taken = Taken::read(row)?;
         if all.insert(taken.committed.decision_id, taken).is_some() {
-            return Err(StoreError::Inconsistent {
-                table: DECISIONS,
-                column: "decision_id",
-                what: "one decision for two records".to_owned(),
-            });
+            let what = "one decision for two records";
+            return Err(StoreError::inconsistent(DECISIONS, "decision_id", what));
         }
     }
     Ok(all)
@@ -298,11 +292,8 @@ async fn sent_again(
     connection: &mut SqliteConnection,
     completion: &Completion,
 ) -> Result<Option<Committed>, StoreError> {
-    let row = super::records::of_key(COMPLETED, &completion.key)
-        .bind(completion.decision_id.0)
-        .fetch_optional(connection)
-        .await;
-    let row = failure::sort(row, Stage::Before)?;
+    let row = super::records::of_key(COMPLETED, &completion.key).bind(completion.decision_id.0);
+    let row = statement::row(connection, row).await?;
     row.map(|row| Taken::read(&row).map(|taken| taken.committed))
         .transpose()
 }
@@ -332,8 +323,8 @@ async fn decide(
         row.push_bind(recorded.body.as_deref());
     });
     let inserted = insert.build().persistent(decided.len() == 1);
-    let inserted = inserted.execute(connection).await;
-    failure::sort(inserted, Stage::Before).map(|_| ())
+    statement::run(connection, inserted).await?;
+    Ok(())
 }
 
 async fn find(
@@ -346,8 +337,7 @@ async fn find(
     select.push_bind(now_ms).push(OF_KEYS);
     select.push_values(keys, |mut row, key| of_key(&mut row, key));
     select.push(BY_KEY);
-    let rows = select.build().persistent(one).fetch_all(connection).await;
-    let rows = failure::sort(rows, Stage::Before)?;
+    let rows = statement::rows(connection, select.build().persistent(one)).await?;
     let record = |row| rows::record(row, now_ms).map(|record| (record.key.clone(), record));
     rows.iter().map(record).collect()
 }

@@ -5,15 +5,6 @@ use std::path::Path;
 use crate::store::StoreError;
 use crate::store::open::OpenError;
 
-/// How far the operation had come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Nothing was committed: a read, or a transaction that is undone.
-    Before,
-    /// The commit itself.
-    Commit,
-}
-
 /// SQLite's primary result codes (<https://sqlite.org/rescode.html>).
 mod code {
     pub const BUSY: u32 = 5;
@@ -25,23 +16,26 @@ mod code {
     pub const NOTADB: u32 = 26;
 }
 
-/// The same for a result.
-pub fn sort<T>(result: Result<T, sqlx::Error>, stage: Stage) -> Result<T, StoreError> {
-    result.map_err(|error| of(error, stage))
-}
-
-/// What `error` says.
-pub fn of(error: sqlx::Error, stage: Stage) -> StoreError {
+/// What an error says before the commit: of a read, or of a transaction that is then undone.
+pub fn before(error: sqlx::Error) -> StoreError {
     match primary_code(&error) {
         // Another process has the file; SQLite gave up waiting for it before it did anything.
         Some(code::BUSY | code::LOCKED | code::INTERRUPT) => StoreError::Unavailable(error),
-        // The frame that would have made it count was not written.
-        Some(code::FULL | code::READONLY) => StoreError::Refused(error),
-        // A commit that failed on input or output may yet be found whole after a crash.
-        _ if stage == Stage::Commit => StoreError::Ambiguous(error),
         Some(_) => StoreError::Refused(error),
         None if matches!(error, sqlx::Error::PoolClosed) => StoreError::Closed,
         None => StoreError::Unavailable(error),
+    }
+}
+
+/// What an error of the commit itself says.
+pub fn of_commit(error: sqlx::Error) -> StoreError {
+    match primary_code(&error) {
+        // It gave up waiting, or the frame that would have made it count was not written.
+        Some(code::BUSY | code::LOCKED | code::INTERRUPT | code::FULL | code::READONLY) => {
+            before(error)
+        }
+        // One that failed on input or output may yet be found whole after a crash.
+        _ => StoreError::Ambiguous(error),
     }
 }
 

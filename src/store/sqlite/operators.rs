@@ -6,9 +6,10 @@ use std::time::Duration;
 use sqlx::{QueryBuilder, SqliteConnection};
 
 use super::batches;
-use super::failure::{self, Stage};
+use super::failure;
 use super::records::{self, of_key};
 use super::rows::{self, Cells, DECISIONS, held_until, record_columns};
+use super::statement;
 use crate::domain::record::{Completion, DecisionId, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
 use crate::ids;
@@ -63,13 +64,7 @@ pub async fn find(
 ) -> Result<Vec<Found>, StoreError> {
     let mut query = QueryBuilder::new(FIND);
     query.push_bind(now_ms).push(IN_RECORDS);
-    if let Some(tenant) = &search.tenant {
-        // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
-        query.push(" and r.tenant_scope >= ").push_bind(tenant);
-        query
-            .push(" and r.tenant_scope < ")
-            .push_bind(format!("{tenant}!"));
-    }
+    rows::of_tenant(&mut query, "r.tenant_scope", search.tenant.as_deref());
     if let Some(pool) = &search.pool {
         query.push(" and r.pool_id = ").push_bind(pool);
     }
@@ -92,8 +87,7 @@ pub async fn find(
     }
     query.push(" order by r.tenant_scope, r.pool_id, r.idempotency_key limit ");
     query.push_bind(search.limit);
-    let found = query.build().fetch_all(connection).await;
-    let found = failure::sort(found, Stage::Before)?;
+    let found = statement::rows(connection, query.build()).await?;
     let found = found.iter().map(|row| {
         let cells = Cells::new(row, DECISIONS);
         let answered = cells.find::<i64>("answer_status")?.is_some();
@@ -146,8 +140,7 @@ pub async fn resolve(
                 return Ok(Resolved::TooEarly { wait });
             }
             let done = of_key(NEVER_HAPPENED, key).bind(now_ms);
-            let done = done.execute(&mut *connection).await;
-            failure::sort(done, Stage::Before)?;
+            statement::run(connection, done).await?;
         }
     }
     note(connection, now_ms, key, verdict.word(), audit).await?;
@@ -172,8 +165,7 @@ pub async fn purge_one(
         }
         State::Completed(id, _) => delete_decision(connection, key, id).await?,
     }
-    let deleted = of_key(DELETE_RECORD, key).execute(&mut *connection).await;
-    failure::sort(deleted, Stage::Before)?;
+    statement::run(connection, of_key(DELETE_RECORD, key)).await?;
     note(connection, now_ms, key, PURGED, audit).await?;
     Ok(Resolved::Done)
 }
@@ -188,12 +180,12 @@ async fn is_held(
     key: &RecordKey,
     id: DecisionId,
 ) -> Result<bool, StoreError> {
-    let held = sqlx::query_scalar(IS_HELD)
+    sqlx::query_scalar(IS_HELD)
         .bind(key.tenant.as_str())
         .bind(id.0)
         .fetch_one(connection)
-        .await;
-    failure::sort(held, Stage::Before)
+        .await
+        .map_err(failure::before)
 }
 
 async fn delete_decision(
@@ -203,10 +195,9 @@ async fn delete_decision(
 ) -> Result<(), StoreError> {
     let deleted = sqlx::query(DELETE_DECISION)
         .bind(key.tenant.as_str())
-        .bind(id.0)
-        .execute(connection)
-        .await;
-    failure::sort(deleted, Stage::Before).map(|_| ())
+        .bind(id.0);
+    statement::run(connection, deleted).await?;
+    Ok(())
 }
 
 async fn note(
@@ -221,8 +212,7 @@ async fn note(
         .bind(now_ms)
         .bind(&audit.operator)
         .bind(action)
-        .bind(&audit.reason)
-        .execute(connection)
-        .await;
-    failure::sort(noted, Stage::Before).map(|_| ())
+        .bind(&audit.reason);
+    statement::run(connection, noted).await?;
+    Ok(())
 }

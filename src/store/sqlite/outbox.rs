@@ -58,14 +58,14 @@ impl OutboxStore for SqliteStore {
     }
 
     async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
-        self.read(move |connection, now_ms| operators::find_one(connection, now_ms, id).boxed())
+        self.read(move |connection, now_ms| operators::find_intent(connection, now_ms, id).boxed())
             .await
     }
 
     async fn find_intents(&self, search: &IntentSearch) -> Result<Vec<IntentLine>, StoreError> {
         let search = search.clone();
         self.read(|connection, now_ms| {
-            async move { operators::find(connection, now_ms, &search).await }.boxed()
+            async move { operators::find_intents(connection, now_ms, &search).await }.boxed()
         })
         .await
     }
@@ -86,7 +86,7 @@ impl OutboxStore for SqliteStore {
     ) -> Result<(), StoreError> {
         let (destination, audit) = (destination.clone(), audit.clone());
         self.write(move |connection, now_ms| {
-            async move { operators::pause(connection, now_ms, &destination, paused, &audit).await }
+            async move { operators::set_paused(connection, now_ms, &destination, paused, &audit).await }
                 .boxed()
         })
         .await
@@ -98,7 +98,7 @@ impl OutboxStore for SqliteStore {
     }
 
     async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
-        self.read(|connection, now_ms| operators::census(connection, now_ms).boxed())
+        self.read(|connection, now_ms| operators::outbox_census(connection, now_ms).boxed())
             .await
     }
 }

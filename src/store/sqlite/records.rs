@@ -5,9 +5,9 @@ use std::slice;
 use sqlx::SqliteConnection;
 
 use super::batches;
-use super::failure::{self, Stage};
 use super::remembered;
 use super::rows::{self, Cells, RECORDS, held_until, not_held};
+use super::statement::{self, Query};
 use crate::domain::fingerprint::Fingerprint;
 use crate::domain::record::{
     AttemptToken, Claim, Claimed, DecisionId, GenerationId, GiveUp, Record, Release, Released,
@@ -15,8 +15,6 @@ use crate::domain::record::{
 };
 use crate::domain::scope::{RecordKey, TenantScope};
 use crate::store::StoreError;
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
 
 const RECLAIM: &str = concat!(
     "update eec_routing_idempotency \
@@ -79,11 +77,8 @@ pub async fn reclaim(
             return Ok(None);
         }
     }
-    let reclaimed = stamped(RECLAIM, claim, now_ms)
-        .bind(seen.0)
-        .fetch_optional(&mut *connection)
-        .await;
-    if let Some(row) = failure::sort(reclaimed, Stage::Before)? {
+    let reclaimed = stamped(RECLAIM, claim, now_ms).bind(seen.0);
+    if let Some(row) = statement::row(connection, reclaimed).await? {
         let cells = Cells::new(&row, RECORDS);
         let claimed = Claimed {
             generation: cells.get("generation")?,
@@ -131,10 +126,8 @@ pub async fn decision(
     let row = sqlx::query(DECISION)
         .bind(tenant.as_str())
         .bind(id.0)
-        .bind(now_ms)
-        .fetch_optional(connection)
-        .await;
-    let row = failure::sort(row, Stage::Before)?;
+        .bind(now_ms);
+    let row = statement::row(connection, row).await?;
     row.map(|row| rows::decision(&row, now_ms)).transpose()
 }
 
@@ -181,8 +174,7 @@ async fn release_one(
                 .bind(release.give_up.is_certain())
         }
     };
-    let done = done.execute(&mut *connection).await;
-    if failure::sort(done, Stage::Before)?.rows_affected() == 1 {
+    if statement::run(connection, done).await? == 1 {
         return Ok(true);
     }
     let record = look_up_one(connection, now_ms, &release.key).await?;

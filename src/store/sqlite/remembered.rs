@@ -6,9 +6,9 @@ use std::time::Duration;
 use sqlx::SqliteConnection;
 use uuid::Uuid;
 
-use super::failure::{self, Stage};
 use super::records;
 use super::rows::{self, Cells};
+use super::statement;
 use crate::domain::record::{AttemptToken, Claim, Claimed, GenerationId, Remembered};
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
@@ -52,10 +52,9 @@ pub async fn keep(
         .bind(claimed.generation_id.0)
         .bind(lease_ms)
         .bind(now_ms)
-        .bind(now_ms.saturating_add(kept_ms).saturating_add(lease_ms))
-        .execute(connection)
-        .await;
-    failure::sort(kept, Stage::Before).map(|_| ())
+        .bind(now_ms.saturating_add(kept_ms).saturating_add(lease_ms));
+    statement::run(connection, kept).await?;
+    Ok(())
 }
 
 /// The claim that this request id won.
@@ -68,10 +67,8 @@ pub async fn find(
     let row = sqlx::query(REMEMBERED)
         .bind(tenant.as_str())
         .bind(request_id)
-        .bind(now_ms)
-        .fetch_optional(connection)
-        .await;
-    let Some(row) = failure::sort(row, Stage::Before)? else {
+        .bind(now_ms);
+    let Some(row) = statement::row(connection, row).await? else {
         return Ok(None);
     };
     let cells = Cells::new(&row, "eec_routing_claim");

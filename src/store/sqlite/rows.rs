@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Decode, Row, Sqlite, Type};
+use sqlx::{Decode, QueryBuilder, Row, Sqlite, Type};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -133,9 +133,20 @@ pub fn decision(row: &SqliteRow, now_ms: i64) -> Result<StoredDecision, StoreErr
             status: cells.status("answer_status")?,
             headers: cells.headers("answer_headers")?,
             cors,
-            body: cells.find::<Vec<u8>>("answer_body")?.map(Bytes::from),
+            body: cells.bytes_if_any("answer_body")?,
         },
     })
+}
+
+/// Adds that the rows are the tenant's, if one is asked for: its own and, behind a space, its
+/// principals'. No tenant holds a character below '!'.
+pub fn of_tenant(query: &mut QueryBuilder<Sqlite>, column: &'static str, tenant: Option<&str>) {
+    if let Some(tenant) = tenant {
+        query.push(" and ").push(column).push(" >= ");
+        query.push_bind(tenant);
+        query.push(" and ").push(column).push(" < ");
+        query.push_bind(format!("{tenant}!"));
+    }
 }
 
 /// An instant for people.
@@ -145,11 +156,8 @@ pub fn instant(
     column: &'static str,
 ) -> Result<OffsetDateTime, StoreError> {
     let nanos = i128::from(ms) * 1_000_000;
-    OffsetDateTime::from_unix_timestamp_nanos(nanos).map_err(|_| StoreError::Inconsistent {
-        table,
-        column,
-        what: format!("{ms} is no instant"),
-    })
+    OffsetDateTime::from_unix_timestamp_nanos(nanos)
+        .map_err(|_| StoreError::inconsistent(table, column, format!("{ms} is no instant")))
 }
 
 /// A duration as a row keeps it.
@@ -180,7 +188,7 @@ impl<'r> Cells<'r> {
         T: Decode<'r, Sqlite> + Type<Sqlite>,
     {
         self.find(column)?
-            .ok_or_else(|| self.inconsistent(column, "null".to_owned()))
+            .ok_or_else(|| self.inconsistent(column, "null"))
     }
 
     /// A cell that may be null.
@@ -199,9 +207,36 @@ impl<'r> Cells<'r> {
             .map(Uuid::from_bytes)
     }
 
+    /// An id of 16 bytes that may be null.
+    pub fn id_if_any(&self, column: &'static str) -> Result<Option<Uuid>, StoreError> {
+        let bytes: Option<Vec<u8>> = self.find(column)?;
+        let id = bytes.map(|bytes| self.exactly(column, bytes).map(Uuid::from_bytes));
+        id.transpose()
+    }
+
+    /// Bytes that may be null.
+    pub fn bytes_if_any(&self, column: &'static str) -> Result<Option<Bytes>, StoreError> {
+        Ok(self.find::<Vec<u8>>(column)?.map(Bytes::from))
+    }
+
+    /// A count, which is never below zero.
+    pub fn count(&self, column: &'static str) -> Result<u32, StoreError> {
+        let count: i64 = self.get(column)?;
+        u32::try_from(count).map_err(|_| self.inconsistent(column, format!("{count} is no count")))
+    }
+
     /// An instant for people.
     pub fn instant(&self, column: &'static str) -> Result<OffsetDateTime, StoreError> {
         instant(self.get(column)?, self.table, column)
+    }
+
+    /// An instant for people that may be null.
+    pub fn instant_if_any(
+        &self,
+        column: &'static str,
+    ) -> Result<Option<OffsetDateTime>, StoreError> {
+        let ms: Option<i64> = self.find(column)?;
+        ms.map(|ms| instant(ms, self.table, column)).transpose()
     }
 
     /// The status of an answer.
@@ -218,13 +253,13 @@ impl<'r> Cells<'r> {
         let ms: i64 = self.get(column)?;
         let ms = u64::try_from(ms.min(SPAN_MS_MAX));
         ms.map(Duration::from_millis)
-            .map_err(|_| self.inconsistent(column, "a negative duration".to_owned()))
+            .map_err(|_| self.inconsistent(column, "a negative duration"))
     }
 
     fn headers(&self, column: &'static str) -> Result<HeaderBlock, StoreError> {
         let bytes: Vec<u8> = self.get(column)?;
         HeaderBlock::stored(bytes.into())
-            .ok_or_else(|| self.inconsistent(column, "no block of header lines".to_owned()))
+            .ok_or_else(|| self.inconsistent(column, "no block of header lines"))
     }
 
     /// So many bytes and no others.
@@ -240,13 +275,8 @@ impl<'r> Cells<'r> {
     }
 
     /// The report of a cell that no version of this program wrote.
-    pub fn inconsistent(&self, column: &'static str, what: String) -> StoreError {
-        let table = self.table;
-        StoreError::Inconsistent {
-            table,
-            column,
-            what,
-        }
+    pub fn inconsistent(&self, column: &'static str, what: impl Into<String>) -> StoreError {
+        StoreError::inconsistent(self.table, column, what)
     }
 }
 
@@ -255,7 +285,7 @@ pub fn key(cells: &Cells<'_>) -> Result<RecordKey, StoreError> {
     let text: String = cells.get("idempotency_key")?;
     let key = match IdempotencyKey::from_text(&text) {
         Ok(Some(key)) => key,
-        Ok(None) => return Err(cells.inconsistent("idempotency_key", "empty".to_owned())),
+        Ok(None) => return Err(cells.inconsistent("idempotency_key", "empty")),
         Err(error) => return Err(cells.inconsistent("idempotency_key", error.to_string())),
     };
     Ok(RecordKey {
@@ -288,7 +318,7 @@ fn state(cells: &Cells<'_>, now_ms: i64) -> Result<State, StoreError> {
             ))
         }
         "failed_before_commit" => Ok(State::FailedBeforeCommit {
-            maybe_sent: cells.get::<i64>("maybe_sent")? != 0,
+            maybe_sent: cells.get("maybe_sent")?,
         }),
         "outcome_unknown" => Ok(State::OutcomeUnknown),
         other => Err(cells.inconsistent("status", format!("{other} is no state"))),

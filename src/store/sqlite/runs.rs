@@ -3,11 +3,11 @@
 //! Reading order: [`parts`] inserts what belongs to a run, [`load`] reads what a tick is made from,
 //! [`commit`] writes it; [`search`] is for people, [`purge`] for retention.
 
-mod cells;
 pub mod commit;
 pub mod load;
 pub mod parts;
 pub mod purge;
+mod rows;
 pub mod search;
 
 use async_trait::async_trait;
@@ -15,7 +15,7 @@ use futures_util::future::FutureExt as _;
 use sqlx::Connection as _;
 
 use super::SqliteStore;
-use super::failure::{self, Stage};
+use super::failure;
 use crate::config::Keep;
 use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
@@ -26,7 +26,7 @@ use crate::store::runs::{Attempt, RunLine, RunSearch, RunStore, RunsPurged, Tran
 #[async_trait]
 impl RunStore for SqliteStore {
     async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError> {
-        self.read(move |connection, now_ms| load::due(connection, now_ms, limit).boxed())
+        self.read(move |connection, now_ms| load::runs_due(connection, now_ms, limit).boxed())
             .await
     }
 
@@ -35,10 +35,9 @@ impl RunStore for SqliteStore {
         self.read(|connection, now_ms| {
             async move {
                 // One snapshot: a run and its intents are of one moment.
-                let snapshot = connection.begin().await;
-                let mut snapshot = failure::sort(snapshot, Stage::Before)?;
-                let loaded = load::load(&mut snapshot, now_ms, &keys).await;
-                failure::sort(snapshot.rollback().await, Stage::Before)?;
+                let mut snapshot = connection.begin().await.map_err(failure::before)?;
+                let loaded = load::load_runs(&mut snapshot, now_ms, &keys).await;
+                snapshot.rollback().await.map_err(failure::before)?;
                 loaded
             }
             .boxed()
@@ -57,7 +56,7 @@ impl RunStore for SqliteStore {
     async fn commit_ticks(&self, ticks: &[TickCommit]) -> Result<Vec<TickCommitted>, StoreError> {
         let ticks = ticks.to_vec();
         self.write(|connection, now_ms| {
-            async move { commit::commit(connection, now_ms, &ticks).await }.boxed()
+            async move { commit::commit_ticks(connection, now_ms, &ticks).await }.boxed()
         })
         .await
     }
@@ -69,7 +68,7 @@ impl RunStore for SqliteStore {
 
     async fn show_run(&self, key: &RunKey) -> Result<Option<RunLine>, StoreError> {
         let key = key.clone();
-        self.read(|connection, _| async move { search::show(connection, &key).await }.boxed())
+        self.read(|connection, _| async move { search::show_run(connection, &key).await }.boxed())
             .await
     }
 
@@ -84,8 +83,10 @@ impl RunStore for SqliteStore {
 
     async fn find_runs(&self, search: &RunSearch) -> Result<Vec<RunLine>, StoreError> {
         let search = search.clone();
-        self.read(|connection, _| async move { search::find(connection, &search).await }.boxed())
-            .await
+        self.read(|connection, _| {
+            async move { search::find_runs(connection, &search).await }.boxed()
+        })
+        .await
     }
 
     async fn transitions(

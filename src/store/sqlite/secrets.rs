@@ -2,8 +2,8 @@
 
 use sqlx::SqliteConnection;
 
-use super::failure::{self, Stage};
 use super::rows::Cells;
+use super::statement;
 use crate::domain::secret::Secret;
 use crate::store::StoreError;
 
@@ -20,10 +20,8 @@ pub async fn all(
     fresh: [u8; 32],
 ) -> Result<Vec<Secret>, StoreError> {
     let made = sqlx::query(MAKE).bind(&fresh[..]).bind(now_ms);
-    let made = made.execute(&mut *connection).await;
-    failure::sort(made, Stage::Before)?;
-    let rows = sqlx::query(ALL).fetch_all(connection).await;
-    let rows = failure::sort(rows, Stage::Before)?;
+    statement::run(connection, made).await?;
+    let rows = statement::rows(connection, sqlx::query(ALL)).await?;
     let secret = |row| {
         let cells = Cells::new(row, "eec_secret");
         Ok(Secret {

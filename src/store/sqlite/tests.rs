@@ -330,8 +330,10 @@ impl Stand {
         let sql = sqlx::AssertSqlSafe(format!("explain query plan {sql}"));
         let plan = self.store.read(|connection, _| {
             async move {
-                let plan = sqlx::query_as(sql).fetch_all(connection).await;
-                failure::sort(plan, Stage::Before)
+                sqlx::query_as(sql)
+                    .fetch_all(connection)
+                    .await
+                    .map_err(failure::before)
             }
             .boxed()
         });
@@ -343,10 +345,8 @@ impl Stand {
     async fn tell_writer(&self, sql: String) {
         let told = self.store.write(|connection, _| {
             async move {
-                let told = sqlx::query(sqlx::AssertSqlSafe(sql))
-                    .execute(connection)
-                    .await;
-                failure::sort(told, Stage::Before).map(|_| ())
+                statement::run(connection, sqlx::query(sqlx::AssertSqlSafe(sql))).await?;
+                Ok(())
             }
             .boxed()
         });
@@ -356,8 +356,10 @@ impl Stand {
     async fn ask_writer(&self, sql: &'static str) -> i64 {
         let asked = self.store.write(move |connection, _| {
             async move {
-                let told = sqlx::query_scalar(sql).fetch_one(connection).await;
-                failure::sort(told, Stage::Before)
+                sqlx::query_scalar(sql)
+                    .fetch_one(connection)
+                    .await
+                    .map_err(failure::before)
             }
             .boxed()
         });

@@ -2,8 +2,9 @@
 
 use sqlx::SqliteConnection;
 
-use super::failure::{self, Stage};
+use super::failure;
 use super::rows::{self, not_held};
+use super::statement;
 use crate::domain::record::AttemptToken;
 use crate::domain::scope::RecordKey;
 use crate::store::{Census, Purged, StoreError, Swept};
@@ -124,10 +125,8 @@ pub async fn sweep_one(
         .bind(key.tenant.as_str())
         .bind(key.pool.as_str())
         .bind(key.key.as_str())
-        .bind(token.0)
-        .execute(connection)
-        .await;
-    Ok(failure::sort(swept, Stage::Before)?.rows_affected() == 1)
+        .bind(token.0);
+    Ok(statement::run(connection, swept).await? == 1)
 }
 
 /// Sweeps up to `limit` records.
@@ -136,13 +135,14 @@ pub async fn sweep(
     now_ms: i64,
     limit: u32,
 ) -> Result<Swept, StoreError> {
-    let unknown: Result<Vec<bool>, _> = sqlx::query_scalar(SWEEP)
+    let unknown: Vec<bool> = sqlx::query_scalar(SWEEP)
         .bind(now_ms)
         .bind(limit)
         .fetch_all(connection)
-        .await;
+        .await
+        .map_err(failure::before)?;
     let mut swept = Swept::default();
-    for unknown in failure::sort(unknown, Stage::Before)? {
+    for unknown in unknown {
         if unknown {
             swept.outcome_unknown += 1;
         } else {
@@ -169,8 +169,7 @@ pub async fn purge(
     let mut deleted = [0; 2];
     for (deleted, sql) in deleted.iter_mut().zip([PURGE_RECORDS, PURGE_DECISIONS]) {
         let done = sqlx::query(sql).bind(now_ms).bind(limit);
-        let done = done.execute(&mut *connection).await;
-        *deleted = failure::sort(done, Stage::Before)?.rows_affected();
+        *deleted = statement::run(connection, done).await?;
     }
     let [records, decisions] = deleted;
     Ok(Purged { records, decisions })
@@ -178,11 +177,11 @@ pub async fn purge(
 
 /// Counts what is open.
 pub async fn census(connection: &mut SqliteConnection, now_ms: i64) -> Result<Census, StoreError> {
-    let counted: Result<(i64, Option<i64>), _> = sqlx::query_as(CENSUS)
+    let (unknown, oldest_ms): (i64, Option<i64>) = sqlx::query_as(CENSUS)
         .bind(COUNT_MAX)
         .fetch_one(connection)
-        .await;
-    let (unknown, oldest_ms) = failure::sort(counted, Stage::Before)?;
+        .await
+        .map_err(failure::before)?;
     Ok(Census {
         unknown: u64::try_from(unknown).unwrap_or_default(),
         oldest_pending: oldest_ms.map(|oldest_ms| rows::between(oldest_ms, now_ms)),
@@ -194,6 +193,9 @@ async fn exists(
     sql: &'static str,
     now_ms: i64,
 ) -> Result<bool, StoreError> {
-    let found = sqlx::query_scalar(sql).bind(now_ms).fetch_one(connection);
-    failure::sort(found.await, Stage::Before)
+    sqlx::query_scalar(sql)
+        .bind(now_ms)
+        .fetch_one(connection)
+        .await
+        .map_err(failure::before)
 }

@@ -15,8 +15,9 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::clock::{Clock, SEEN_EVERY_MS};
-use super::failure::{self, Stage};
+use super::failure;
 use super::lock::FileLock;
+use super::statement;
 use crate::store::StoreError;
 
 /// The work of one transaction, at the instant that it is judged by.
@@ -70,7 +71,7 @@ impl Writer {
         }
         let mut connection = match line.connection.take() {
             Some(connection) => connection,
-            None => failure::sort(self.options.connect().await, Stage::Before)?,
+            None => self.options.connect().await.map_err(failure::before)?,
         };
         let (result, sound) = self.run(&mut connection, &mut line.seen_ms, work).await;
         if sound {
@@ -112,7 +113,7 @@ impl Writer {
     {
         let mut transaction = match connection.begin_with("begin immediate").await {
             Ok(transaction) => transaction,
-            Err(error) => return (Err(failure::of(error, Stage::Before)), false),
+            Err(error) => return (Err(failure::before(error)), false),
         };
         let now_ms = self.clock.now_ms();
         let mut result = work(&mut transaction, now_ms).await;
@@ -125,7 +126,7 @@ impl Writer {
             return (Err(error), transaction.rollback().await.is_ok());
         }
         if let Err(error) = transaction.commit().await {
-            return (Err(failure::of(error, Stage::Commit)), false);
+            return (Err(failure::of_commit(error)), false);
         }
         *seen_ms = (*seen_ms).max(if noted { 0 } else { now_ms });
         self.wrote.store(true, Ordering::Release);
@@ -147,6 +148,6 @@ async fn close(mut connection: SqliteConnection) {
 async fn note_seen(connection: &mut SqliteConnection, now_ms: i64) -> Result<(), StoreError> {
     let note = "insert into eec_clock (id, seen_at) values (1, ?1) \
                 on conflict (id) do update set seen_at = max(seen_at, excluded.seen_at)";
-    let noted = sqlx::query(note).bind(now_ms).execute(connection).await;
-    failure::sort(noted, Stage::Before).map(|_| ())
+    statement::run(connection, sqlx::query(note).bind(now_ms)).await?;
+    Ok(())
 }

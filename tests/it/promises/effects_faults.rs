@@ -1,16 +1,12 @@
-//! Effects whatever happens to the gateways, the store and the destination: at least once, never
-//! more often than the faults allow.
+//! Effects whatever happens to the gateways: at least once, never more often than the faults allow.
 
 use std::time::Duration;
 
 use super::effects::with_effects;
-use crate::support::chaos_proxy::{ChaosProxy, Mode};
 use crate::support::client::send_all;
 use crate::support::clock::eventually;
 use crate::support::gateway::Bench;
-use crate::support::invariants::{Delivered, assert_all, what_was_final_still_is};
-use crate::support::pgbouncer::PgBouncer;
-use crate::support::rows::Database;
+use crate::support::invariants::{assert_all, what_was_final_still_is};
 use crate::support::upstream::{Gate, Reply, Upstream};
 
 each_store!(
@@ -22,9 +18,6 @@ each_store!(
 on_postgres!(
     a_drainer_that_was_stopped_past_its_claim_changes_nothing_that_is_final,
     two_gateways_send_everything_once_and_in_order,
-    lost_replies_of_the_store_duplicate_nothing_and_lose_nothing,
-    a_restart_of_the_store_loses_nothing,
-    behind_a_transaction_pooler_effects_flow,
 );
 
 const QUICK: &str = "poll_interval = \"200ms\"\nclaim_lease = \"3500ms\"";
@@ -185,73 +178,5 @@ async fn two_gateways_send_everything_once_and_in_order(bench: Bench) {
     }
     bench.database.until_runs_are(40, "completed").await;
     assert_eq!(hook.requests().len(), 800);
-    assert_all(&bench.database, &hook.requests(), 0).await;
-}
-
-/// The store does what it was asked, and the reply is lost: of completions, claims, ends and ticks.
-async fn lost_replies_of_the_store_duplicate_nothing_and_lose_nothing(bench: Bench) {
-    let hook = Upstream::start().await;
-    let Database::Postgres(database) = &bench.database else {
-        panic!("on PostgreSQL");
-    };
-    let proxy = ChaosProxy::start(database.address()).await;
-    let setup = with_effects(&bench, &hook, THREE);
-    let setup = setup.store_url(&database.url_through(proxy.address()));
-    let gateway = setup.start().await;
-    for round in 0..12 {
-        proxy.set(Mode::Swallow(b""));
-        let calls = (0..3).map(|n| gateway.post("/pay").key(format!("k{round}-{n}")));
-        for answer in send_all(calls).await {
-            assert_eq!(answer.status, 200, "{answer:?}");
-        }
-        eventually("a reply was lost", async || {
-            (proxy.swallowed() > round).then_some(())
-        })
-        .await;
-        proxy.set(Mode::Pass);
-    }
-    bench.database.until_runs_are(36, "completed").await;
-    // A claim whose reply was lost is recognised by its stamp; nothing was sent for it yet.
-    assert_all(&bench.database, &hook.requests(), 0).await;
-}
-
-async fn a_restart_of_the_store_loses_nothing(bench: Bench) {
-    let hook = Upstream::start().await;
-    hook.on_post("/a")
-        .reply(Reply::new(200).delay(Duration::from_millis(20)));
-    let setup = with_effects(&bench, &hook, THREE).section("outbox", QUICK);
-    let gateway = setup.start().await;
-    for round in 0..4 {
-        let calls = (0..10).map(|n| gateway.post("/pay").key(format!("k{round}-{n}")));
-        for answer in send_all(calls).await {
-            answer.assert_is(200, "executed");
-        }
-        // Every connection of this database ends at once, whatever it is doing.
-        let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
-                   where datname = current_database() and pid <> pg_backend_pid()";
-        bench.database.number(end).await;
-    }
-    bench.database.until_runs_are(40, "completed").await;
-    assert_all(&bench.database, &hook.requests(), 40).await;
-    let idle = "select count(*) from pg_stat_activity where state like 'idle in transaction%' \
-                and datname = current_database()";
-    assert_eq!(bench.database.number(idle).await, 0);
-}
-
-async fn behind_a_transaction_pooler_effects_flow(bench: Bench) {
-    let hook = Upstream::start().await;
-    let Database::Postgres(database) = &bench.database else {
-        panic!("on PostgreSQL");
-    };
-    let pooler = PgBouncer::start(database, 3).await;
-    let setup = with_effects(&bench, &hook, THREE);
-    let setup = setup.store_url(&database.url_through(pooler.address()));
-    let gateway = setup.section("store", "notify = false").start().await;
-    let calls = (0..30).map(|n| gateway.post("/pay").key(format!("k{n}")));
-    for answer in send_all(calls).await {
-        answer.assert_is(200, "executed");
-    }
-    bench.database.until_runs_are(30, "completed").await;
-    assert_eq!(Delivered::read(&hook.requests()).duplicates(), 0);
     assert_all(&bench.database, &hook.requests(), 0).await;
 }

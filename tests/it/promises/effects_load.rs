@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::effects::with_effects;
 use crate::support::client::send_all;
 use crate::support::clock::within;
+use crate::support::destination::{Act, Destination};
 use crate::support::gateway::Bench;
 use crate::support::rows::Database;
 use crate::support::upstream::{Gate, Reply, Upstream};
@@ -12,7 +13,11 @@ use crate::support::upstream::{Gate, Reply, Upstream};
 each_store!(
     a_dead_destination_among_fifty_delays_no_other,
     a_tenant_with_a_large_backlog_does_not_delay_a_quiet_one,
+    answers_without_end_cost_no_memory_and_end_their_runs,
 );
+
+/// How much of each answer there would be.
+const ENDLESS: u64 = 2 << 30;
 
 async fn a_dead_destination_among_fifty_delays_no_other(bench: Bench) {
     let hook = Upstream::start().await;
@@ -110,6 +115,29 @@ async fn a_tenant_with_a_large_backlog_does_not_delay_a_quiet_one(bench: Bench) 
         bench.database.number(pending).await > backlog / 2,
         "the backlog is still there"
     );
+}
+
+/// Both a destination of effects and the upstream of a route in mode `accept`, which is called as a
+/// step of its run.
+async fn answers_without_end_cost_no_memory_and_end_their_runs(bench: Bench) {
+    let endless = Destination::start().await;
+    endless.script(|_| Act::Chunked(ENDLESS));
+    let url = format!("http://{}", endless.address());
+    let hook = format!("id = \"hook\"\nurl = \"{url}\"\nallow_private = true\ntimeout = \"5s\"");
+    let setup = bench.gateway().more("destination", &hook);
+    let setup = setup.pool(&format!("targets = [\"{url}\"]"));
+    let setup = setup.section("outbox", "poll_interval = \"200ms\"");
+    let setup = setup.route("mode = \"accept\"\nrequired = true\neffect = [{ http = \"hook\" }]");
+    let gateway = setup.start().await;
+    let before = gateway.memory_peak();
+    let calls = (0..20).map(|n| gateway.post("/pay").key(format!("k{n}")));
+    for answer in send_all(calls).await {
+        assert_eq!(answer.status, 202);
+    }
+    bench.database.until_runs_are(20, "completed").await;
+    assert_eq!(endless.received().len(), 40);
+    let grown = gateway.memory_peak() - before;
+    assert!(grown < 48 << 20, "{} MiB more", grown >> 20);
 }
 
 /// Copies of the newest intent of a tenant, each in a run of its own that nobody knows, due now.

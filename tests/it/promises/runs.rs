@@ -13,6 +13,7 @@ use crate::support::upstream::{Reply, Seen, Upstream};
 
 each_store!(
     steps_follow_one_another_and_see_earlier_results,
+    an_answer_that_is_nested_without_end_stops_no_run,
     parked_runs_are_left_alone_by_restarts,
     a_timer_that_ended_while_nobody_ran_still_ends,
     a_signal_is_taken_once_however_often_it_is_told,
@@ -95,6 +96,36 @@ async fn steps_follow_one_another_and_see_earlier_results(bench: Bench) {
     );
     assert_eq!(seen[1].body, b"r-1");
     assert_all(&bench.database, &seen, 0).await;
+}
+
+async fn an_answer_that_is_nested_without_end_stops_no_run(bench: Bench) {
+    let hook = Upstream::start().await;
+    for levels in [126, 100_000] {
+        let deep = "[".repeat(levels) + &"]".repeat(levels);
+        let json = Reply::new(200).header("content-type", "application/json");
+        hook.on_post("/one").once().reply(json.body(deep));
+    }
+    let steps = [
+        r#"name = "one", http = "hook", path = "/one""#,
+        r#"name = "two", http = "hook", path = "/two", template = '{{ steps.one.body | length }}'"#,
+    ];
+    let gateway = with_steps(&bench, &hook, &steps).start().await;
+    paid(&gateway).await;
+    bench.database.until_runs_are(1, "completed").await;
+    assert_eq!(hook.requests()[1].body, b"252", "it is a text");
+    gateway
+        .post("/pay")
+        .key("k2")
+        .send()
+        .await
+        .assert_is(200, "executed");
+    bench
+        .database
+        .until_runs("the longer one is left out, and can't be counted", |runs| {
+            runs.len() == 2 && runs[1].status == "stuck"
+        })
+        .await;
+    assert_all(&bench.database, &hook.requests(), 0).await;
 }
 
 async fn parked_runs_are_left_alone_by_restarts(bench: Bench) {

@@ -78,15 +78,7 @@ async fn a_read_only_store_is_refused_and_used_again_when_it_is_writable(bench: 
         .send()
         .await
         .assert_is(200, "executed");
-    let set = |value: &str| {
-        format!(
-            "do $$ begin execute format('alter database %I set default_transaction_read_only = {value}',
-             current_database()); end $$;
-             select pg_terminate_backend(pid) from pg_stat_activity
-             where datname = current_database() and pid <> pg_backend_pid()"
-        )
-    };
-    run(&bench, &[&set("on")]).await;
+    run(&bench, &[&read_only("on")]).await;
     let mut tries = 0;
     let (key, answer) = eventually("a reserve is refused", async || {
         tries += 1;
@@ -99,7 +91,7 @@ async fn a_read_only_store_is_refused_and_used_again_when_it_is_writable(bench: 
     assert_eq!(bench.upstream.executions(&key), 0);
     // The operator's own session must be allowed to write.
     let writable = "set session characteristics as transaction read write";
-    run(&bench, &[writable, &set("off")]).await;
+    run(&bench, &[writable, &read_only("off")]).await;
     eventually("it works again by itself", async || {
         let answer = gateway.post("/pay").key(&key).send().await;
         (answer.status == 200).then_some(())
@@ -108,7 +100,8 @@ async fn a_read_only_store_is_refused_and_used_again_when_it_is_writable(bench: 
 }
 
 /// Runs statements on one connection.
-async fn run(bench: &Bench, statements: &[&str]) {
+/// Runs statements on one connection.
+pub async fn run(bench: &Bench, statements: &[&str]) {
     let Database::Postgres(database) = &bench.database else {
         panic!("on PostgreSQL");
     };
@@ -210,4 +203,14 @@ async fn a_locked_file_is_no_store() {
     })
     .await;
     assert_eq!(bench.upstream.executions("k"), 1);
+}
+
+/// What makes the database read-only (`on`) or writable again (`off`), and ends its sessions.
+pub fn read_only(value: &str) -> String {
+    format!(
+        "do $$ begin execute format('alter database %I set default_transaction_read_only = {value}',
+             current_database()); end $$;
+         select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and pid <> pg_backend_pid()"
+    )
 }

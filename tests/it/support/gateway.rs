@@ -398,6 +398,15 @@ impl TestGateway {
         self.process.id()
     }
 
+    /// The most memory that the process ever had at a time, in bytes.
+    pub fn memory_peak(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.process_id().as_raw_pid());
+        let status = std::fs::read_to_string(path).expect("the process is there");
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        kib.expect("a number") * 1024
+    }
+
     /// Whether the process is there.
     pub fn is_running(&mut self) -> bool {
         self.process.ended().is_none()

@@ -7,6 +7,7 @@
 //! server instead, and start none.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
@@ -176,6 +177,22 @@ impl Database {
     pub fn address(&self) -> String {
         let (_, rest) = self.url.split_once('@').unwrap();
         rest.split('/').next().unwrap().to_owned()
+    }
+
+    /// What an operator has who dumps it and restores the dump into another database.
+    pub async fn restored(&self) -> Self {
+        let dump = program("pg_dump").arg(&self.url).output().unwrap();
+        assert!(dump.status.success(), "{dump:?}");
+        let restored = shared().await.empty_database().await;
+        let mut psql = program("psql");
+        psql.args(["--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1"]);
+        psql.arg(&restored.url).stdin(Stdio::piped());
+        let mut psql = psql.stdout(Stdio::null()).spawn().unwrap();
+        let mut input = psql.stdin.take().unwrap();
+        input.write_all(&dump.stdout).unwrap();
+        drop(input);
+        assert!(psql.wait().unwrap().success());
+        restored
     }
 
     /// The same database, reached through another address.

@@ -69,6 +69,19 @@ impl Database {
         }
     }
 
+    /// What an operator has who backs it up and restores the copy elsewhere.
+    pub async fn restored(&self) -> Self {
+        match self {
+            Self::Sqlite(path) => {
+                let copy = path.with_extension("restored.db");
+                self.execute(&format!("vacuum into '{}'", copy.display()))
+                    .await;
+                Self::Sqlite(copy)
+            }
+            Self::Postgres(database) => Self::Postgres(database.restored().await),
+        }
+    }
+
     /// What a gateway's `store.url` says.
     pub fn url(&self) -> String {
         match self {

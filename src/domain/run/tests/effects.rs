@@ -176,7 +176,14 @@ type Spoil = fn(&mut Effect);
 
 #[test]
 fn a_payload_that_can_not_be_rendered_makes_the_run_stuck_and_sends_nothing() {
-    let cases: [(&str, Spoil); 4] = [
+    let cases: [(&str, Spoil); 6] = [
+        ("header `x`: it renders to more than 8192 bytes", |effect| {
+            let long = template("{{ 'x' * 8193 }}");
+            http(effect).headers = vec![("x".to_owned(), long)];
+        }),
+        ("path: it renders to more than 8192 bytes", |effect| {
+            http(effect).path = Some(template("/{{ 'x' * 8193 }}"));
+        }),
         ("payload", |effect| {
             effect.payload = Payload::Template {
                 template: "{{ decision.body.order }} {{ input.nam }}".to_owned(),
@@ -225,6 +232,13 @@ fn an_accepted_request_that_the_service_refuses_ends_the_run() {
         run.statuses(),
         [IntentStatus::Completed, IntentStatus::Discarded]
     );
+    let mut run = Model::of(1, new_run(1, &flow, Some("client-key")));
+    run.ends(&End::Dead);
+    assert_eq!(run.run.status, RunStatus::Stuck);
+    run.discard(1);
+    run.settle();
+    assert_eq!(run.run.status, RunStatus::Failed, "nothing follows");
+    assert!(run.run.reason.unwrap().contains("discarded"));
     for fine in [200, 303] {
         let mut run = Model::of(1, new_run(1, &flow, Some("client-key")));
         run.ends(&End::Delivered(fine, ""));
@@ -241,6 +255,41 @@ fn an_answer_that_is_too_long_for_later_templates_is_cut_out_and_marked() {
     let steps = vec![sends("a", &["1"]), sends("b", &[text])];
     let mut run = Model::start(&workflow(steps));
     run.ends(&End::Delivered(200, long));
+    assert_eq!(run.body(2), "200 true null");
+}
+
+#[test]
+fn an_answer_that_is_nested_too_deep_is_a_text_to_later_templates() {
+    let deep = |levels: usize| -> &'static str {
+        let text = "[".repeat(levels) + &"]".repeat(levels);
+        Box::leak(text.into_boxed_str())
+    };
+    for levels in [64, 65, 127, 128, 1000] {
+        let text = "{{ steps.a.body is string }}";
+        let steps = vec![sends("a", &["1"]), sends("b", &[text])];
+        let mut run = Model::start(&workflow(steps));
+        run.ends(&End::Delivered(200, deep(levels)));
+        assert_eq!(run.body(2), (levels > 64).to_string(), "{levels}");
+        run.delivers();
+        assert_eq!(run.run.status, RunStatus::Completed);
+    }
+}
+
+#[test]
+fn an_answer_whose_body_was_not_kept_says_so() {
+    let text = "{{ steps.a.status }} {{ steps.a.cut }} {{ steps.a.body }}";
+    let steps = vec![sends("a", &["1"]), sends("b", &[text])];
+    let mut run = Model::start(&workflow(steps));
+    let seq = run.claim().unwrap();
+    run.finish(seq, &End::Delivered(200, ""));
+    run.rows
+        .get_mut(&seq)
+        .unwrap()
+        .answer
+        .as_mut()
+        .unwrap()
+        .body = None;
+    run.settle();
     assert_eq!(run.body(2), "200 true null");
 }
 

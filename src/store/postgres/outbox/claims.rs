@@ -1,9 +1,8 @@
 //! Intents that are due: found without locks, claimed by a guarded update.
 
 use sqlx::postgres::PgRow;
-use uuid::Uuid;
 
-use super::rows::{cell, refused};
+use super::rows::{INTENTS, refused, sending};
 use crate::domain::intent::{
     ClaimWish, ClaimedIntent, DEATHS_MAX, Destination, IntentClaimed, IntentId, IntentKey, Stamp,
     diagnostic,
@@ -12,9 +11,9 @@ use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
 use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
-use crate::store::postgres::batch::{in_doubt, in_rounds};
+use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::{from_us, get, to_ms, us_from_now};
+use crate::store::postgres::rows::{Cells, from_us, to_ms, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 
 /// From lane to lane by two look-ups in the index for each, however long their backlogs are.
@@ -157,9 +156,10 @@ impl Runner {
                 .bind(i64::from(limit))
         });
         let lane = |row| {
+            let cells = Cells::new(row, INTENTS);
             Ok(Lane {
-                tenant: TenantScope::stored(get(row, "tenant_scope")?),
-                destination: Destination(get(row, "destination")?),
+                tenant: TenantScope::stored(cells.get("tenant_scope")?),
+                destination: Destination(cells.get("destination")?),
             })
         };
         rows.await?.iter().map(lane).collect()
@@ -172,23 +172,15 @@ impl Runner {
         let rows = self.rows(Repeat::Safe, || {
             let lanes = || wishes.iter().map(|wish| &wish.lane);
             fixed(DUE)
-                .bind(lanes().map(|lane| lane.tenant.as_str()).collect::<Vec<_>>())
-                .bind(
-                    lanes()
-                        .map(|lane| lane.destination.0.as_str())
-                        .collect::<Vec<_>>(),
-                )
-                .bind(
-                    wishes
-                        .iter()
-                        .map(|wish| i64::from(wish.limit))
-                        .collect::<Vec<_>>(),
-                )
+                .bind(column(lanes(), |lane| lane.tenant.as_str()))
+                .bind(column(lanes(), |lane| &*lane.destination.0))
+                .bind(column(wishes.iter(), |wish| i64::from(wish.limit)))
         });
         let key = |row| {
+            let cells = Cells::new(row, INTENTS);
             Ok(IntentKey {
-                tenant: TenantScope::stored(get(row, "tenant_scope")?),
-                id: IntentId(get(row, "intent_id")?),
+                tenant: TenantScope::stored(cells.get("tenant_scope")?),
+                id: IntentId(cells.get("intent_id")?),
             })
         };
         rows.await?.iter().map(key).collect()
@@ -240,16 +232,8 @@ impl Runner {
         let wishes_of = || round.iter().map(|index| &wishes[*index]);
         self.rows(Repeat::Safe, || {
             bind_wishes(fixed(CLAIM), wishes, round)
-                .bind(
-                    wishes_of()
-                        .map(|wish| to_ms(wish.lease))
-                        .collect::<Vec<_>>(),
-                )
-                .bind(
-                    wishes_of()
-                        .map(|wish| text(&wish.worker))
-                        .collect::<Vec<_>>(),
-                )
+                .bind(column(wishes_of(), |wish| to_ms(wish.lease)))
+                .bind(column(wishes_of(), |wish| text(&wish.worker)))
                 .bind(i64::from(DEATHS_MAX))
         })
         .await
@@ -262,15 +246,9 @@ impl Runner {
             let beats = || round.iter().map(|index| &beats[*index]);
             let rows = self.rows(Repeat::Safe, || {
                 bind_claims(fixed(EXTEND), &beats().map(|beat| (&beat.key, beat.stamp)))
-                    .bind(beats().map(|beat| to_ms(beat.lease)).collect::<Vec<_>>())
+                    .bind(column(beats(), |beat| to_ms(beat.lease)))
             });
-            let rows = rows.await;
-            let rows = if nth_round > 0 {
-                rows.map_err(in_doubt)
-            } else {
-                rows
-            };
-            for row in &rows? {
+            for row in &rows.await.map_err(doubt_after(nth_round))? {
                 held[round[nth(row)?]] = true;
             }
         }
@@ -289,11 +267,10 @@ pub(super) fn bind_claims<'a>(
     claims: &(impl Iterator<Item = (&'a IntentKey, Stamp)> + Clone),
 ) -> Statement {
     let keys = || claims.clone().map(|(key, _)| key);
-    let stamps: Vec<Uuid> = claims.clone().map(|(_, stamp)| stamp.0).collect();
     statement
-        .bind(keys().map(|key| key.tenant.as_str()).collect::<Vec<_>>())
-        .bind(keys().map(|key| key.id.0).collect::<Vec<_>>())
-        .bind(stamps)
+        .bind(column(keys(), |key| key.tenant.as_str()))
+        .bind(column(keys(), |key| key.id.0))
+        .bind(column(claims.clone(), |(_, stamp)| stamp.0))
 }
 
 fn bind_wishes(statement: Statement, wishes: &[ClaimWish], round: &[usize]) -> Statement {
@@ -316,25 +293,25 @@ fn outcome(row: &PgRow, wish: &ClaimWish) -> IntentClaimed {
 }
 
 fn claimed(row: &PgRow, wish: &ClaimWish) -> Result<IntentClaimed, StoreError> {
-    if !cell::<bool>(row, "own")? {
-        return Ok(match cell::<&str>(row, "status")? {
+    let cells = Cells::new(row, INTENTS);
+    if !cells.get::<bool>("own")? {
+        return Ok(match cells.get::<&str>("status")? {
             "quarantined" => IntentClaimed::Quarantined,
             _ => IntentClaimed::Lost,
         });
     }
-    let body: &[u8] = cell(row, "body")?;
     Ok(IntentClaimed::Won(Box::new(ClaimedIntent {
         key: wish.key.clone(),
-        run_id: RunId(cell(row, "run_id")?),
-        seq: cell(row, "seq")?,
-        step: cell(row, "step")?,
-        destination: Destination(cell(row, "destination")?),
-        idempotency_key: cell(row, "idempotency_key")?,
+        run_id: RunId(cells.get("run_id")?),
+        seq: cells.get("seq")?,
+        step: cells.get("step")?,
+        destination: Destination(cells.get("destination")?),
+        idempotency_key: cells.get("idempotency_key")?,
         stamp: wish.stamp,
-        tries: super::rows::count(row, "tries")?,
-        faults: super::rows::count(row, "faults")?,
-        age: from_us(-cell::<i64>(row, "first_due_us")?),
-        sending: super::rows::sending(row)?,
-        body: bytes::Bytes::copy_from_slice(body),
+        tries: cells.count("tries")?,
+        faults: cells.count("faults")?,
+        age: from_us(-cells.get::<i64>("first_due_us")?),
+        sending: sending(cells)?,
+        body: cells.bytes("body")?,
     })))
 }

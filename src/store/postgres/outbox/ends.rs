@@ -1,16 +1,20 @@
-//! The ends of tries.
+//! What became of a claim: its end is written to the intent, to its attempt and, with an answer, to
+//! the answer's body, in one statement.
+//!
+//! An end counts once, and only from whoever has the claim. One that is delivered is true whoever
+//! has the claim by now: unless it is fenced, it counts from all who had it.
 
 use sqlx::postgres::PgRow;
 
 use super::claims::{ascii, bind_claims};
-use super::rows::{cell, refused};
+use super::rows::{INTENTS, refused};
 use crate::domain::intent::{End, Finish, Finished, Note, diagnostic};
 use crate::domain::message::Recorded;
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, first_told, outcome_word};
-use crate::store::postgres::batch::{in_doubt, in_rounds};
+use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::to_ms;
+use crate::store::postgres::rows::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 
 /// How often an end is told that lost races against claims; each of these takes a lease.
@@ -91,7 +95,7 @@ const FINISHED_BEFORE: &str = "\
         and a.stamp = b.stamp and a.intent_id = b.intent_id";
 
 impl Runner {
-    pub(super) async fn finish_tries(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
+    pub(super) async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
         let first = first_told(ends);
         let told_once: Vec<usize> = (0..ends.len()).filter(|at| first[*at] == *at).collect();
         let rounds = in_rounds(told_once.len(), |at| &ends[told_once[at]].key);
@@ -100,12 +104,7 @@ impl Runner {
             let mut open: Vec<usize> = round.iter().map(|at| told_once[*at]).collect();
             for race in 0..RACES_MAX {
                 let taken = self.finishing(ends, &open).await;
-                let taken = if nth_round + race > 0 {
-                    taken.map_err(in_doubt)
-                } else {
-                    taken
-                };
-                for row in &taken? {
+                for row in &taken.map_err(doubt_after(nth_round + race))? {
                     finished[open[nth(row)?]] = Finished::Taken;
                 }
                 open.retain(|index| finished[*index] == Finished::Stale);
@@ -148,13 +147,14 @@ impl Runner {
         for row in &rows.await.map_err(in_doubt)? {
             let index = missed[nth(row)?];
             let Finish { end, note, .. } = &ends[index];
-            let attempt: Option<&str> = cell(row, "attempt")?;
-            let outcome: Option<&str> = cell(row, "outcome")?;
-            let own: Option<bool> = cell(row, "own")?;
+            let cells = Cells::new(row, INTENTS);
+            let attempt: Option<&str> = cells.get("attempt")?;
+            let outcome: Option<&str> = cells.get("outcome")?;
+            let own: Option<bool> = cells.get("own")?;
             let anybodys = matches!(end, End::Delivered { fenced: false, .. });
             if attempt == Some(attempt_status(end)) && outcome == Some(&outcome_word(note)) {
                 finished[index] = Finished::Taken;
-            } else if cell(row, "pending")?
+            } else if cells.get("pending")?
                 && (own == Some(true) || (anybodys && attempt.is_some()))
             {
                 races.push(index);
@@ -171,39 +171,38 @@ fn bind_ends(
     text: fn(&str) -> String,
 ) -> Statement {
     let all = || round.iter().map(|index| &ends[*index]);
-    let flags = |of: fn(&End) -> bool| all().map(|told| of(&told.end)).collect::<Vec<_>>();
+    let flags = |of: fn(&End) -> bool| column(all(), |told| of(&told.end));
     let after = |end: &End| match end {
         End::Again { after, .. } | End::GivenBack { after } => to_ms(*after),
         End::Delivered { .. } | End::Dead { .. } => 0,
     };
     let notes = || all().map(|told| &told.note);
-    let diagnostics = notes().map(|note| note.diagnostic.as_deref().map(text));
     let status = |note: &Note| note.answer_status.map(i32::from);
     let kept = || all().map(|told| kept(&told.end));
     // An answer's status is below 600.
     let kept_status = |kept: &Recorded| i16::try_from(kept.status).unwrap_or_default();
-    let headers: Vec<Option<&[u8]>> = kept().map(|a| a.map(|a| a.headers.as_bytes())).collect();
-    let bodies: Vec<Option<&[u8]>> = kept().map(|a| a.and_then(|a| a.body.as_deref())).collect();
     bind_claims(statement, &all().map(|told| (&told.key, told.stamp)))
-        .bind(all().map(|t| attempt_status(&t.end)).collect::<Vec<_>>())
+        .bind(column(all(), |told| attempt_status(&told.end)))
         .bind(flags(|end| matches!(end, End::Delivered { .. })))
         .bind(flags(|end| matches!(end, End::Dead { .. })))
         .bind(flags(|end| {
             !matches!(end, End::Delivered { fenced: false, .. })
         }))
-        .bind(all().map(|told| after(&told.end)).collect::<Vec<_>>())
+        .bind(column(all(), |told| after(&told.end)))
         .bind(flags(|end| {
             let (End::Again { item_fault, .. } | End::Dead { item_fault }) = end else {
                 return false;
             };
             *item_fault
         }))
-        .bind(notes().map(outcome_word).collect::<Vec<_>>())
-        .bind(notes().map(status).collect::<Vec<_>>())
-        .bind(diagnostics.collect::<Vec<_>>())
-        .bind(kept().map(|kept| kept.map(kept_status)).collect::<Vec<_>>())
-        .bind(headers)
-        .bind(bodies)
+        .bind(column(notes(), outcome_word))
+        .bind(column(notes(), status))
+        .bind(column(notes(), |note| note.diagnostic.as_deref().map(text)))
+        .bind(column(kept(), |kept| kept.map(kept_status)))
+        .bind(column(kept(), |kept| {
+            kept.map(|kept| kept.headers.as_bytes())
+        }))
+        .bind(column(kept(), |kept| kept?.body.as_deref()))
 }
 
 fn kept(end: &End) -> Option<&Recorded> {

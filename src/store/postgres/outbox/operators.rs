@@ -2,7 +2,7 @@
 
 use sqlx::postgres::PgRow;
 
-use super::rows::line;
+use super::rows::{INTENTS, line};
 use crate::domain::intent::{Destination, IntentId, IntentKey, IntentStatus};
 use crate::domain::run::RunStatus;
 use crate::ids;
@@ -10,7 +10,7 @@ use crate::store::outbox::{
     COUNT_MAX, DISCARDED_INTENT, IntentLine, IntentSearch, OutboxCensus, PAUSED_DESTINATION, Pause,
     RESUMED_DESTINATION,
 };
-use crate::store::postgres::row::{from_us, get, to_text, us_from_now};
+use crate::store::postgres::rows::{Cells, from_us, to_text, us_from_now};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 use crate::store::{Audit, Resolved, StoreError};
 
@@ -154,12 +154,12 @@ const CENSUS: &str = concat!(
 );
 
 impl Runner {
-    pub(super) async fn intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
+    pub(super) async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
         let rows = self.rows(Repeat::Safe, || fixed(FIND_ONE).bind(id.0));
         rows.await?.first().map(line).transpose()
     }
 
-    pub(super) async fn intents(
+    pub(super) async fn find_intents(
         &self,
         search: &IntentSearch,
     ) -> Result<Vec<IntentLine>, StoreError> {
@@ -167,7 +167,7 @@ impl Runner {
         rows.await?.iter().map(line).collect()
     }
 
-    pub(super) async fn discard_intent(
+    pub(super) async fn discard(
         &self,
         key: &IntentKey,
         audit: &Audit,
@@ -194,7 +194,7 @@ impl Runner {
     }
 
     /// Told again it changes nothing, and is not audited again.
-    pub(super) async fn pause(
+    pub(super) async fn set_paused(
         &self,
         destination: &Destination,
         paused: bool,
@@ -217,20 +217,21 @@ impl Runner {
         done.await.map(|_| ())
     }
 
-    pub(super) async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+    pub(super) async fn paused(&self) -> Result<Vec<Pause>, StoreError> {
         let pause = |row: &PgRow| {
+            let cells = Cells::new(row, "eec_destination_pause");
             Ok(Pause {
-                destination: Destination(get(row, "destination")?),
-                paused_at: get(row, "paused_at")?,
-                operator: get(row, "operator")?,
-                reason: get(row, "reason")?,
+                destination: Destination(cells.get("destination")?),
+                paused_at: cells.get("paused_at")?,
+                operator: cells.get("operator")?,
+                reason: cells.get("reason")?,
             })
         };
         let rows = self.rows(Repeat::Safe, || fixed(PAUSED)).await?;
         rows.iter().map(pause).collect()
     }
 
-    pub(super) async fn count_intents(&self) -> Result<OutboxCensus, StoreError> {
+    pub(super) async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
         let rows = self.rows(Repeat::Safe, || fixed(CENSUS).bind(i64::from(COUNT_MAX)));
         let open = [
             IntentStatus::Pending,
@@ -242,10 +243,11 @@ impl Runner {
             ..OutboxCensus::default()
         };
         for row in &rows.await? {
-            let word: &str = get(row, "status")?;
-            let count = u64::try_from(get::<i64>(row, "rows")?).unwrap_or_default();
+            let cells = Cells::new(row, INTENTS);
+            let word: &str = cells.get("status")?;
+            let count = u64::try_from(cells.get::<i64>("rows")?).unwrap_or_default();
             let count = count.min(u64::from(COUNT_MAX));
-            if get::<&str>(row, "what")? == "run" {
+            if cells.get::<&str>("what")? == "run" {
                 let status = RunStatus::from_word(word);
                 census.runs.extend(status.map(|status| (status, count)));
                 continue;
@@ -254,7 +256,7 @@ impl Runner {
             for (_, counted) in intents.filter(|(status, _)| status.word() == word) {
                 *counted = count;
             }
-            if let Some(us) = get::<Option<i64>>(row, "oldest_us")? {
+            if let Some(us) = cells.get::<Option<i64>>("oldest_us")? {
                 census.oldest_pending = Some(from_us(-us));
             }
         }

@@ -11,9 +11,9 @@ use super::parts::{Part, bind_parts, parts, pieces};
 use crate::domain::intent::{IntentChange, IntentStatus, Stamp};
 use crate::domain::run::{RunKey, TickCommit, TickCommitted, Timer};
 use crate::store::StoreError;
-use crate::store::postgres::batch::{doubt_after, in_doubt};
+use crate::store::postgres::batch::{column, doubt_after, in_doubt};
 use crate::store::postgres::routing::nth;
-use crate::store::postgres::row::{to_ms, to_text};
+use crate::store::postgres::rows::{to_ms, to_text};
 use crate::store::postgres::run::{Repeat, Runner, Statement, fixed};
 use crate::store::runs::change::{self, armed, change_intent, dropped, revived};
 use crate::store::runs::columns;
@@ -93,10 +93,9 @@ impl Runner {
         }
         let rows = self.rows(Repeat::Safe, || {
             let missed = || missed.iter().map(|index| &ticks[*index]);
-            let first = missed().map(|tick| tick.seen_seq.saturating_add(1));
             bind_runs(fixed(COMMITTED_BEFORE), missed().map(|tick| &tick.key))
-                .bind(first.collect::<Vec<i64>>())
-                .bind(missed().map(|tick| tick.tick_id.0).collect::<Vec<_>>())
+                .bind(column(missed(), |tick| tick.seen_seq.saturating_add(1)))
+                .bind(column(missed(), |tick| tick.tick_id.0))
         });
         for row in &rows.await.map_err(in_doubt)? {
             committed[missed[nth(row)?]] = TickCommitted::Committed;
@@ -110,10 +109,9 @@ pub(super) fn bind_runs<'a>(
     statement: Statement,
     keys: impl Iterator<Item = &'a RunKey> + Clone,
 ) -> Statement {
-    let tenants = keys.clone().map(|key| key.tenant.as_str());
     statement
-        .bind(tenants.collect::<Vec<&str>>())
-        .bind(keys.map(|key| key.id.0).collect::<Vec<Uuid>>())
+        .bind(column(keys.clone(), |key| key.tenant.as_str()))
+        .bind(column(keys, |key| key.id.0))
 }
 
 /// The indices of a batch in rounds, each in the order of keys: no round names a run twice, and
@@ -144,27 +142,22 @@ fn bind_ticks(statement: Statement, ticks: &[TickCommit], piece: &[usize]) -> St
     let statement = bind_stamps(statement, (1..).zip(commits()));
     let statement = bind_runs(statement, commits().map(|commit| &commit.key));
     let made = || commits().map(|commit| &commit.tick);
-    let last = commits().map(|commit| columns::last_seq(commit.seen_seq, &commit.tick));
-    let timers = made().map(|tick| match columns::timer(tick) {
+    let last_seq = |commit: &TickCommit| columns::last_seq(commit.seen_seq, &commit.tick);
+    let timer_ms = |tick| match columns::timer(tick) {
         Timer::In(after) => Some(to_ms(after)),
         Timer::Keep | Timer::Clear => None,
-    });
-    let keeps = made().map(|tick| columns::timer(tick) == Timer::Keep);
+    };
     let statement = statement
-        .bind(commits().map(|c| c.seen_version).collect::<Vec<i64>>())
-        .bind(commits().map(|c| c.seen_seq).collect::<Vec<i64>>())
-        .bind(commits().map(|c| c.tick_id.0).collect::<Vec<Uuid>>())
-        .bind(last.collect::<Vec<i64>>())
-        .bind(made().map(|tick| tick.status.word()).collect::<Vec<_>>())
-        .bind(made().map(|tick| &tick.progress[..]).collect::<Vec<_>>())
-        .bind(
-            made()
-                .map(|tick| tick.reason.as_deref().map(to_text))
-                .collect::<Vec<_>>(),
-        )
-        .bind(keeps.collect::<Vec<bool>>())
-        .bind(timers.collect::<Vec<Option<i64>>>())
-        .bind(made().map(|t| t.status.is_final()).collect::<Vec<bool>>());
+        .bind(column(commits(), |commit| commit.seen_version))
+        .bind(column(commits(), |commit| commit.seen_seq))
+        .bind(column(commits(), |commit| commit.tick_id.0))
+        .bind(column(commits(), last_seq))
+        .bind(column(made(), |tick| tick.status.word()))
+        .bind(column(made(), |tick| &tick.progress[..]))
+        .bind(column(made(), |tick| tick.reason.as_deref().map(to_text)))
+        .bind(column(made(), |tick| columns::timer(tick) == Timer::Keep))
+        .bind(column(made(), timer_ms))
+        .bind(column(made(), |tick| tick.status.is_final()));
     bind_changes(statement, (1..).zip(commits()))
 }
 
@@ -177,9 +170,9 @@ fn bind_stamps<'a>(
         let of_tick = commit.tick.transitions.iter().filter_map(|t| t.stamp);
         stamps.extend(of_tick.map(|stamp| (n, &commit.key, stamp)));
     }
-    let statement = statement.bind(stamps.iter().map(|(n, ..)| *n).collect::<Vec<i64>>());
+    let statement = statement.bind(column(stamps.iter(), |(n, ..)| *n));
     bind_runs(statement, stamps.iter().map(|(_, key, _)| *key))
-        .bind(stamps.iter().map(|(.., s)| s.0).collect::<Vec<Uuid>>())
+        .bind(column(stamps.iter(), |(.., stamp)| stamp.0))
 }
 
 fn bind_changes<'a>(
@@ -191,11 +184,12 @@ fn bind_changes<'a>(
         let merged = columns::merged(&commit.tick.changes).into_iter();
         changes.extend(merged.map(|change| (n, commit.key.id.intent(change.seq).0, change)));
     }
-    let seen = changes.iter().map(|(.., c)| c.seen.map(IntentStatus::word));
-    let words = changes.iter().map(|(.., c)| change::word(c.order));
+    let changes = || changes.iter();
     statement
-        .bind(changes.iter().map(|(n, ..)| *n).collect::<Vec<i64>>())
-        .bind(changes.iter().map(|(_, id, _)| *id).collect::<Vec<Uuid>>())
-        .bind(seen.collect::<Vec<Option<&str>>>())
-        .bind(words.collect::<Vec<&str>>())
+        .bind(column(changes(), |(n, ..)| *n))
+        .bind(column(changes(), |(_, id, _)| *id))
+        .bind(column(changes(), |(.., change)| {
+            change.seen.map(IntentStatus::word)
+        }))
+        .bind(column(changes(), |(.., change)| change::word(change.order)))
 }

@@ -3,12 +3,13 @@
 use sqlx::postgres::PgRow;
 
 use super::commit::bind_runs;
-use super::rows::{answer, cell, run, run_columns, run_key, run_status, seen};
+use super::rows::{answer, run, run_columns, run_key, run_status, seen};
 use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunKey, RunStatus};
 use crate::store::StoreError;
 use crate::store::postgres::routing::nth;
+use crate::store::postgres::rows::Cells;
 use crate::store::postgres::run::{Repeat, Runner, fixed};
 use crate::store::runs::due;
 
@@ -87,7 +88,7 @@ impl Runner {
             .await?;
         let mut sources = [Vec::new(), Vec::new(), Vec::new()];
         for row in &rows {
-            let source = cell::<i32>(row, "eec_run", "source")?;
+            let source = Cells::new(row, "eec_run").get::<i32>("source")?;
             let source = usize::try_from(source).unwrap_or_default().min(2);
             sources[source].push(run_key(row)?);
         }
@@ -148,12 +149,15 @@ impl Runner {
 
 /// The run itself comes first; intents without one belong to nothing.
 fn first_row(row: &PgRow) -> Result<Option<LoadedRun>, StoreError> {
-    if cell::<Option<i64>>(row, "eec_effect_intent", "seq")?.is_some() {
+    if Cells::new(row, "eec_effect_intent")
+        .get::<Option<i64>>("seq")?
+        .is_some()
+    {
         return Ok(None);
     }
     Ok(Some(LoadedRun {
         run: run(row)?,
         intents: Vec::new(),
-        timer_over: cell(row, "eec_run", "timer_over")?,
+        timer_over: Cells::new(row, "eec_run").get("timer_over")?,
     }))
 }

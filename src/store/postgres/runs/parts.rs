@@ -4,10 +4,9 @@
 //! The statement names what it wrote `hit(n, tenant_scope, run_id, record_version, tick_id)`; what
 //! belongs to another `n` is not inserted.
 
-use uuid::Uuid;
-
 use crate::domain::intent::NewIntent;
 use crate::domain::run::{NewTransition, Tick};
+use crate::store::postgres::batch::column;
 use crate::store::postgres::run::Statement;
 use crate::store::runs::columns;
 
@@ -70,19 +69,18 @@ fn bind_transitions<'a>(statement: Statement, parts: impl Iterator<Item = Part<'
         let numbered = seqs.zip(&part.tick.transitions);
         rows.extend(numbered.map(|(seq, transition)| (n, seq, transition)));
     }
-    let steps: Vec<Option<&str>> = rows.iter().map(|(.., t)| t.step.as_deref()).collect();
-    let details: Vec<Option<Vec<u8>>> = rows.iter().map(|(.., t)| columns::detail(t)).collect();
-    let stamps: Vec<Option<Uuid>> = rows
-        .iter()
-        .map(|(.., t)| t.stamp.map(|stamp| stamp.0))
-        .collect();
+    let transitions = || rows.iter().map(|(.., transition)| *transition);
     statement
-        .bind(rows.iter().map(|(n, ..)| *n).collect::<Vec<i64>>())
-        .bind(rows.iter().map(|(_, seq, _)| *seq).collect::<Vec<i64>>())
-        .bind(rows.iter().map(|(.., t)| t.kind).collect::<Vec<_>>())
-        .bind(steps)
-        .bind(details)
-        .bind(stamps)
+        .bind(column(rows.iter(), |(n, ..)| *n))
+        .bind(column(rows.iter(), |(_, seq, _)| *seq))
+        .bind(column(transitions(), |transition| transition.kind))
+        .bind(column(transitions(), |transition| {
+            transition.step.as_deref()
+        }))
+        .bind(column(transitions(), columns::detail))
+        .bind(column(transitions(), |transition| {
+            transition.stamp.map(|stamp| stamp.0)
+        }))
 }
 
 fn bind_intents<'a>(
@@ -93,21 +91,18 @@ fn bind_intents<'a>(
     for (n, part) in parts {
         rows.extend(part.tick.intents.iter().map(|intent| (n, intent)));
     }
-    let intents = || rows.iter().map(|(_, intent)| intent);
-    let text = |of: fn(&NewIntent) -> &str| intents().map(|i| of(i)).collect::<Vec<_>>();
-    let sendings: Vec<Vec<u8>> = intents().map(|i| columns::json(&i.sending)).collect();
-    let horizons: Vec<i64> = intents().map(|i| columns::horizon_ms(i)).collect();
+    let intents = || rows.iter().map(|(_, intent)| *intent);
     statement
-        .bind(rows.iter().map(|(n, _)| *n).collect::<Vec<i64>>())
-        .bind(intents().map(|i| i.id.0).collect::<Vec<Uuid>>())
-        .bind(intents().map(|i| i.seq).collect::<Vec<i64>>())
-        .bind(text(|i| &i.step))
-        .bind(text(|i| &i.destination.0))
-        .bind(text(|i| &i.idempotency_key))
-        .bind(sendings)
-        .bind(horizons)
-        .bind(intents().map(|i| i.armed).collect::<Vec<bool>>())
-        .bind(intents().map(|i| &i.body[..]).collect::<Vec<&[u8]>>())
+        .bind(column(rows.iter(), |(n, _)| *n))
+        .bind(column(intents(), |intent| intent.id.0))
+        .bind(column(intents(), |intent| intent.seq))
+        .bind(column(intents(), |intent| intent.step.as_str()))
+        .bind(column(intents(), |intent| intent.destination.0.as_str()))
+        .bind(column(intents(), |intent| intent.idempotency_key.as_str()))
+        .bind(column(intents(), |intent| columns::json(&intent.sending)))
+        .bind(column(intents(), columns::horizon_ms))
+        .bind(column(intents(), |intent| intent.armed))
+        .bind(column(intents(), |intent| &intent.body[..]))
 }
 
 /// Cuts ticks, each with its place in the batch, into pieces that fit into a statement, without

@@ -5,10 +5,9 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::rows::cell;
 use crate::config::Keep;
 use crate::store::StoreError;
-use crate::store::postgres::row::to_ms;
+use crate::store::postgres::rows::{Cells, to_ms};
 use crate::store::postgres::run::{Repeat, Runner, fixed};
 use crate::store::runs::RunsPurged;
 
@@ -124,8 +123,9 @@ impl Runner {
                     .bind(&ids[..])
             });
             for row in &rows.await? {
-                purged.runs += cell::<i64>(row, "eec_run", "runs")?.unsigned_abs();
-                purged.intents += cell::<i64>(row, "eec_run", "intents")?.unsigned_abs();
+                let cells = Cells::new(row, "eec_run");
+                purged.runs += cells.get::<i64>("runs")?.unsigned_abs();
+                purged.intents += cells.get::<i64>("intents")?.unsigned_abs();
             }
         }
         purged.bodies = self.purge_bodies(keep.dead, limit).await?;
@@ -138,7 +138,7 @@ impl Runner {
         let found = self.rows(Repeat::Safe, || {
             fixed(LONG_DEAD).bind(keep).bind(i64::from(limit))
         });
-        let (tenants, ids) = ids(&found.await?, "intent_id")?;
+        let (tenants, ids) = ids(&found.await?, "eec_effect_intent", "intent_id")?;
         if ids.is_empty() {
             return Ok(0);
         }
@@ -153,7 +153,7 @@ impl Runner {
 
     async fn purge_claims(&self, limit: u32) -> Result<(), StoreError> {
         let found = self.rows(Repeat::Safe, || fixed(PAST_CLAIMS).bind(i64::from(limit)));
-        let (tenants, ids) = ids(&found.await?, "request_id")?;
+        let (tenants, ids) = ids(&found.await?, "eec_routing_claim", "request_id")?;
         if !ids.is_empty() {
             let purge = || fixed(PURGE_CLAIMS).bind(&tenants[..]).bind(&ids[..]);
             self.rows(Repeat::Safe, purge).await?;
@@ -162,14 +162,19 @@ impl Runner {
     }
 }
 
-fn ids(rows: &[PgRow], column: &'static str) -> Result<(Vec<String>, Vec<Uuid>), StoreError> {
+fn ids(
+    rows: &[PgRow],
+    table: &'static str,
+    column: &'static str,
+) -> Result<(Vec<String>, Vec<Uuid>), StoreError> {
     let mut all = (
         Vec::with_capacity(rows.len()),
         Vec::with_capacity(rows.len()),
     );
     for row in rows {
-        all.0.push(cell(row, "eec_*", "tenant_scope")?);
-        all.1.push(cell(row, "eec_*", column)?);
+        let cells = Cells::new(row, table);
+        all.0.push(cells.get("tenant_scope")?);
+        all.1.push(cells.get(column)?);
     }
     Ok(all)
 }
@@ -179,11 +184,9 @@ fn pages(rows: &[PgRow]) -> Result<Vec<Vec<(String, Uuid)>>, StoreError> {
     let mut pages: Vec<Vec<(String, Uuid)>> = Vec::new();
     let mut room = 0;
     for row in rows {
-        let run = (
-            cell(row, "eec_run", "tenant_scope")?,
-            cell(row, "eec_run", "run_id")?,
-        );
-        let transitions: i64 = cell(row, "eec_run", "last_transition_seq")?;
+        let cells = Cells::new(row, "eec_run");
+        let run = (cells.get("tenant_scope")?, cells.get("run_id")?);
+        let transitions: i64 = cells.get("last_transition_seq")?;
         match pages.last_mut() {
             Some(page) if transitions <= room => page.push(run),
             _ => {

@@ -5,7 +5,7 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 use uuid::Uuid;
 
-use super::rows::{INTENTS, count, id, sending, status};
+use super::rows::{INTENTS, sending, status};
 use crate::domain::intent::{
     ClaimWish, ClaimedIntent, DEATHS_MAX, Destination, IntentClaimed, IntentId, IntentKey,
     IntentStatus, Stamp, diagnostic,
@@ -14,8 +14,9 @@ use crate::domain::run::RunId;
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
 use crate::store::outbox::{ClaimBeat, Lane, LaneWish};
-use crate::store::sqlite::failure::{self, Stage};
+use crate::store::sqlite::failure;
 use crate::store::sqlite::rows::{Cells, between, span_ms};
+use crate::store::sqlite::statement::{self, Query};
 
 /// From lane to lane by look-ups in the index, however long their backlogs are: to the tenant's
 /// next destination, or to the next tenant. One comparison of both columns with those of another
@@ -124,9 +125,7 @@ pub async fn lanes(
         .bind(tenant)
         .bind(destination)
         .bind(now_ms)
-        .bind(limit)
-        .fetch_all(connection)
-        .await;
+        .bind(limit);
     let lane = |row: &SqliteRow| {
         let cells = Cells::new(row, INTENTS);
         Ok(Lane {
@@ -134,10 +133,8 @@ pub async fn lanes(
             destination: Destination(cells.get("destination")?),
         })
     };
-    failure::sort(rows, Stage::Before)?
-        .iter()
-        .map(lane)
-        .collect()
+    let rows = statement::rows(connection, rows).await?;
+    rows.iter().map(lane).collect()
 }
 
 /// What is due in each lane.
@@ -152,10 +149,8 @@ pub async fn due(
             .bind(lane.tenant.as_str())
             .bind(&*lane.destination.0)
             .bind(now_ms)
-            .bind(limit)
-            .fetch_all(&mut *connection)
-            .await;
-        for row in &failure::sort(rows, Stage::Before)? {
+            .bind(limit);
+        for row in &statement::rows(connection, rows).await? {
             found.push(IntentKey {
                 tenant: lane.tenant.clone(),
                 id: IntentId(Cells::new(row, INTENTS).id("intent_id")?),
@@ -195,15 +190,11 @@ pub async fn extend(
     let mut held = Vec::with_capacity(beats.len());
     for beat in beats {
         let extended = of_claim(EXTEND, &beat.key, beat.stamp)
-            .bind(now_ms.saturating_add(span_ms(beat.lease)))
-            .execute(&mut *connection)
-            .await;
-        held.push(failure::sort(extended, Stage::Before)?.rows_affected() == 1);
+            .bind(now_ms.saturating_add(span_ms(beat.lease)));
+        held.push(statement::run(connection, extended).await? == 1);
     }
     Ok(held)
 }
-
-pub type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
 
 /// A statement with an intent's key as its first two parameters.
 pub fn of_intent<'q>(sql: &'static str, key: &'q IntentKey) -> Query<'q> {
@@ -228,12 +219,8 @@ pub async fn lose(
         .bind(run_id)
         .bind(stamp)
         .bind(now_ms);
-    run(connection, lost).await
-}
-
-/// Runs a statement that gives no rows.
-pub async fn run(connection: &mut SqliteConnection, query: Query<'_>) -> Result<(), StoreError> {
-    failure::sort(query.execute(connection).await, Stage::Before).map(|_| ())
+    statement::run(connection, lost).await?;
+    Ok(())
 }
 
 /// What a claim sees of an intent.
@@ -252,8 +239,7 @@ async fn see(
     now_ms: i64,
     wish: &ClaimWish,
 ) -> Result<Option<Seen>, StoreError> {
-    let row = of_claim(SEE, &wish.key, wish.stamp).fetch_optional(connection);
-    let Some(row) = failure::sort(row.await, Stage::Before)? else {
+    let Some(row) = statement::row(connection, of_claim(SEE, &wish.key, wish.stamp)).await? else {
         return Ok(None);
     };
     let cells = Cells::new(&row, INTENTS);
@@ -263,8 +249,8 @@ async fn see(
     Ok(Some(Seen {
         run_id: cells.id("run_id")?,
         status: status(&cells)?,
-        held: id(&cells, "claim_token")?,
-        deaths: count(&cells, "deaths")?,
+        held: cells.id_if_any("claim_token")?,
+        deaths: cells.count("deaths")?,
         withdrawn: cells.get("withdrawn")?,
         open: due && !paused && !used,
     }))
@@ -289,7 +275,7 @@ async fn claim_one(
     }
     if let Some(held) = seen.held {
         lose(connection, now_ms, &wish.key, seen.run_id, held).await?;
-        run(connection, of_intent(COUNT_DEATH, &wish.key)).await?;
+        statement::run(connection, of_intent(COUNT_DEATH, &wish.key)).await?;
     }
     let ended = if seen.withdrawn {
         Some((IntentStatus::Discarded, IntentClaimed::Lost))
@@ -300,17 +286,17 @@ async fn claim_one(
     };
     if let Some((status, outcome)) = ended {
         let end = of_intent(END, &wish.key).bind(status.word()).bind(now_ms);
-        run(connection, end).await?;
+        statement::run(connection, end).await?;
         return Ok(outcome);
     }
     let take = of_claim(TAKE, &wish.key, wish.stamp)
         .bind(now_ms)
         .bind(span_ms(wish.lease));
-    run(connection, take).await?;
+    statement::run(connection, take).await?;
     let open = of_claim(OPEN, &wish.key, wish.stamp)
         .bind(diagnostic(&wish.worker))
         .bind(now_ms);
-    run(connection, open).await?;
+    statement::run(connection, open).await?;
     claimed(connection, now_ms, wish).await
 }
 
@@ -319,8 +305,10 @@ async fn claimed(
     now_ms: i64,
     wish: &ClaimWish,
 ) -> Result<IntentClaimed, StoreError> {
-    let row = of_intent(CLAIMED, &wish.key).fetch_one(connection).await;
-    let row = failure::sort(row, Stage::Before)?;
+    let row = of_intent(CLAIMED, &wish.key)
+        .fetch_one(connection)
+        .await
+        .map_err(failure::before)?;
     let cells = Cells::new(&row, INTENTS);
     Ok(IntentClaimed::Won(Box::new(ClaimedIntent {
         key: wish.key.clone(),
@@ -330,8 +318,8 @@ async fn claimed(
         destination: Destination(cells.get("destination")?),
         idempotency_key: cells.get("idempotency_key")?,
         stamp: wish.stamp,
-        tries: count(&cells, "tries")?,
-        faults: count(&cells, "faults")?,
+        tries: cells.count("tries")?,
+        faults: cells.count("faults")?,
         age: between(cells.get("first_due_at")?, now_ms),
         sending: sending(&cells)?,
         body: cells.get::<Vec<u8>>("body")?.into(),

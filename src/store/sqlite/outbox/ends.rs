@@ -1,15 +1,19 @@
-//! The ends of tries.
+//! What became of a claim: its end is written to the intent, to its attempt and, with an answer, to
+//! the answer's body, in the batch's transaction.
+//!
+//! An end counts once, and only from whoever has the claim. One that is delivered is true whoever
+//! has the claim by now: unless it is fenced, it counts from all who had it.
 
 use sqlx::SqliteConnection;
 use uuid::Uuid;
 
-use super::claims::{Query, lose, of_claim, of_intent, run};
-use super::rows::{INTENTS, id, status};
+use super::claims::{lose, of_claim, of_intent};
+use super::rows::{INTENTS, status};
 use crate::domain::intent::{End, Finish, Finished, IntentStatus};
 use crate::store::StoreError;
 use crate::store::outbox::{attempt_status, note_text, outcome_word};
-use crate::store::sqlite::failure::{self, Stage};
 use crate::store::sqlite::rows::{Cells, span_ms};
+use crate::store::sqlite::statement::{self, Query};
 
 /// With the attempt of the stamp.
 const SEE: &str = "\
@@ -79,15 +83,15 @@ impl Seen {
         connection: &mut SqliteConnection,
         told: &Finish,
     ) -> Result<Option<Self>, StoreError> {
-        let row = of_claim(SEE, &told.key, told.stamp).fetch_optional(connection);
-        let Some(row) = failure::sort(row.await, Stage::Before)? else {
+        let Some(row) = statement::row(connection, of_claim(SEE, &told.key, told.stamp)).await?
+        else {
             return Ok(None);
         };
         let cells = Cells::new(&row, INTENTS);
         Ok(Some(Self {
             run_id: cells.id("run_id")?,
             pending: status(&cells)? == IntentStatus::Pending,
-            held: id(&cells, "claim_token")?,
+            held: cells.id_if_any("claim_token")?,
             withdrawn: cells.get("withdrawn")?,
             attempt: cells.find("attempt")?,
             outcome: cells.find("outcome")?,
@@ -142,8 +146,8 @@ async fn finish_one(
         Some(status) => of_intent(END, &told.key).bind(status.word()).bind(now_ms),
         None => of_intent(AGAIN, &told.key).bind(now_ms.saturating_add(after)),
     };
-    run(connection, moved).await?;
-    run(connection, noted(told)).await?;
+    statement::run(connection, moved).await?;
+    statement::run(connection, noted(told)).await?;
     let close = sqlx::query(CLOSE)
         .bind(told.key.tenant.as_str())
         .bind(seen.run_id)
@@ -153,7 +157,7 @@ async fn finish_one(
         .bind(outcome_word(&told.note))
         .bind(told.note.answer_status)
         .bind(note_text(&told.note));
-    run(connection, close).await?;
+    statement::run(connection, close).await?;
     if let Some(held) = seen.held.filter(|held| *held != told.stamp.0) {
         // Whoever has it now is told by its own end.
         lose(connection, now_ms, &told.key, seen.run_id, held).await?;
@@ -167,7 +171,7 @@ async fn finish_one(
             .bind(answer.status)
             .bind(answer.headers.as_bytes())
             .bind(answer.body.as_deref());
-        run(connection, keep).await?;
+        statement::run(connection, keep).await?;
     }
     Ok(Finished::Taken)
 }

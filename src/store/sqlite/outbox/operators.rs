@@ -3,8 +3,8 @@
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, SqliteConnection};
 
-use super::claims::{lose, of_intent, run};
-use super::rows::{INTENTS, id, line, status};
+use super::claims::{lose, of_intent};
+use super::rows::{INTENTS, line, status};
 use crate::domain::intent::{Destination, IntentId, IntentKey, IntentStatus};
 use crate::domain::run::RunStatus;
 use crate::ids;
@@ -12,8 +12,9 @@ use crate::store::outbox::{
     COUNT_MAX, DISCARDED_INTENT, IntentLine, IntentSearch, OutboxCensus, PAUSED_DESTINATION, Pause,
     RESUMED_DESTINATION,
 };
-use crate::store::sqlite::failure::{self, Stage};
-use crate::store::sqlite::rows::{Cells, between};
+use crate::store::sqlite::failure;
+use crate::store::sqlite::rows::{Cells, between, of_tenant};
+use crate::store::sqlite::statement;
 use crate::store::{Audit, Resolved, StoreError};
 
 /// What [`line()`] reads, of the intents that follow.
@@ -108,18 +109,17 @@ pub const STATEMENTS: [&str; 9] = [
 ];
 
 /// Finds an intent by its id alone.
-pub async fn find_one(
+pub async fn find_intent(
     connection: &mut SqliteConnection,
     now_ms: i64,
     id: IntentId,
 ) -> Result<Option<IntentLine>, StoreError> {
-    let row = sqlx::query(FIND_ONE).bind(id.0).fetch_optional(connection);
-    let row = failure::sort(row.await, Stage::Before)?;
+    let row = statement::row(connection, sqlx::query(FIND_ONE).bind(id.0)).await?;
     row.map(|row| line(&row, now_ms)).transpose()
 }
 
 /// Finds intents.
-pub async fn find(
+pub async fn find_intents(
     connection: &mut SqliteConnection,
     now_ms: i64,
     search: &IntentSearch,
@@ -134,13 +134,7 @@ pub async fn find(
     } else {
         QueryBuilder::new(FIND)
     };
-    if let Some(tenant) = &search.tenant {
-        // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
-        query.push(" and i.tenant_scope >= ").push_bind(tenant);
-        query
-            .push(" and i.tenant_scope < ")
-            .push_bind(format!("{tenant}!"));
-    }
+    of_tenant(&mut query, "i.tenant_scope", search.tenant.as_deref());
     if let Some(status) = search.status {
         query.push(" and i.status = ").push_bind(status.word());
     }
@@ -156,8 +150,7 @@ pub async fn find(
     }
     query.push(" order by i.tenant_scope, i.intent_id limit ");
     query.push_bind(search.limit);
-    let found = query.build().fetch_all(connection).await;
-    let found = failure::sort(found, Stage::Before)?;
+    let found = statement::rows(connection, query.build()).await?;
     found.iter().map(|row| line(row, now_ms)).collect()
 }
 
@@ -169,12 +162,11 @@ pub async fn discard(
     audit: &Audit,
 ) -> Result<Resolved, StoreError> {
     let row = of_intent(SEE, key).bind(now_ms);
-    let row = row.fetch_optional(&mut *connection).await;
-    let Some(row) = failure::sort(row, Stage::Before)? else {
+    let Some(row) = statement::row(connection, row).await? else {
         return Ok(Resolved::NoRecord);
     };
     let cells = Cells::new(&row, INTENTS);
-    let claim = id(&cells, "claim_token")?;
+    let claim = cells.id_if_any("claim_token")?;
     let allowed = match status(&cells)? {
         IntentStatus::Dead | IntentStatus::Quarantined => true,
         IntentStatus::Pending => claim.is_none() || !cells.get::<bool>("held")?,
@@ -186,20 +178,20 @@ pub async fn discard(
     if let Some(stamp) = claim {
         lose(connection, now_ms, key, cells.id("run_id")?, stamp).await?;
     }
-    run(connection, of_intent(DISCARD, key).bind(now_ms)).await?;
+    statement::run(connection, of_intent(DISCARD, key).bind(now_ms)).await?;
     let note = of_intent(NOTE, key)
         .bind(ids::audit_id())
         .bind(now_ms)
         .bind(&audit.operator)
         .bind(DISCARDED_INTENT)
         .bind(format!("{}: {}", key.id, audit.reason));
-    run(connection, note).await?;
+    statement::run(connection, note).await?;
     Ok(Resolved::Done)
 }
 
 /// Stops sending to a destination, or goes on. Told again it changes nothing, and is not audited
 /// again.
-pub async fn pause(
+pub async fn set_paused(
     connection: &mut SqliteConnection,
     now_ms: i64,
     destination: &Destination,
@@ -216,8 +208,7 @@ pub async fn pause(
             RESUMED_DESTINATION,
         )
     };
-    let done = query.execute(&mut *connection).await;
-    if failure::sort(done, Stage::Before)?.rows_affected() == 0 {
+    if statement::run(connection, query).await? == 0 {
         return Ok(());
     }
     let note = sqlx::query(NOTE_DESTINATION)
@@ -226,12 +217,12 @@ pub async fn pause(
         .bind(&audit.operator)
         .bind(action)
         .bind(format!("{}: {}", destination.0, audit.reason));
-    run(connection, note).await
+    statement::run(connection, note).await?;
+    Ok(())
 }
 
 /// Destinations that are paused.
 pub async fn paused(connection: &mut SqliteConnection) -> Result<Vec<Pause>, StoreError> {
-    let rows = sqlx::query(PAUSED).fetch_all(connection).await;
     let pause = |row: &SqliteRow| {
         let cells = Cells::new(row, "eec_destination_pause");
         Ok(Pause {
@@ -241,15 +232,13 @@ pub async fn paused(connection: &mut SqliteConnection) -> Result<Vec<Pause>, Sto
             reason: cells.get("reason")?,
         })
     };
-    failure::sort(rows, Stage::Before)?
-        .iter()
-        .map(pause)
-        .collect()
+    let rows = statement::rows(connection, sqlx::query(PAUSED)).await?;
+    rows.iter().map(pause).collect()
 }
 
 /// Counts what is not over. Each count reads no more than it tells, by an index that holds nothing
 /// else.
-pub async fn census(
+pub async fn outbox_census(
     connection: &mut SqliteConnection,
     now_ms: i64,
 ) -> Result<OutboxCensus, StoreError> {
@@ -258,16 +247,16 @@ pub async fn census(
             .unwrap_or_default()
             .min(u64::from(COUNT_MAX))
     };
-    let pending: Result<(i64, Option<i64>), _> = sqlx::query_as(CENSUS_PENDING)
+    let (pending, oldest_ms): (i64, Option<i64>) = sqlx::query_as(CENSUS_PENDING)
         .bind(COUNT_MAX)
         .fetch_one(&mut *connection)
-        .await;
-    let (pending, oldest_ms) = failure::sort(pending, Stage::Before)?;
-    let undelivered: Result<Vec<(String, i64)>, _> = sqlx::query_as(CENSUS_UNDELIVERED)
+        .await
+        .map_err(failure::before)?;
+    let undelivered: Vec<(String, i64)> = sqlx::query_as(CENSUS_UNDELIVERED)
         .bind(COUNT_MAX)
         .fetch_all(&mut *connection)
-        .await;
-    let undelivered = failure::sort(undelivered, Stage::Before)?;
+        .await
+        .map_err(failure::before)?;
     let mut intents = vec![(IntentStatus::Pending, count(pending))];
     for status in [IntentStatus::Dead, IntentStatus::Quarantined] {
         let mut rows = undelivered.iter().filter(|(word, _)| word == status.word());
@@ -279,8 +268,9 @@ pub async fn census(
             .bind(COUNT_MAX)
             .bind(status.word())
             .fetch_one(&mut *connection)
-            .await;
-        runs.push((status, count(failure::sort(rows, Stage::Before)?)));
+            .await
+            .map_err(failure::before)?;
+        runs.push((status, count(rows)));
     }
     Ok(OutboxCensus {
         intents,

@@ -8,9 +8,8 @@ use crate::domain::run::{RunKey, TickCommit, TickCommitted, Timer};
 use crate::store::StoreError;
 use crate::store::runs::change::{self, armed, change_intent, dropped, revived};
 use crate::store::runs::columns;
-use crate::store::sqlite::failure::{self, Stage};
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
+use crate::store::sqlite::failure;
+use crate::store::sqlite::statement::{self, Query};
 
 const COMMIT: &str = "\
     update eec_run \
@@ -45,7 +44,7 @@ const CLOSE: &str = "\
 pub const STATEMENTS: [&str; 5] = [COMMIT, APPLIED, COMMITTED_BEFORE, CHANGE, CLOSE];
 
 /// Commits ticks.
-pub async fn commit(
+pub async fn commit_ticks(
     connection: &mut SqliteConnection,
     now_ms: i64,
     ticks: &[TickCommit],
@@ -63,13 +62,13 @@ pub async fn is_applied(
     key: &RunKey,
     stamp: Stamp,
 ) -> Result<bool, StoreError> {
-    let applied = sqlx::query_scalar(APPLIED)
+    sqlx::query_scalar(APPLIED)
         .bind(key.tenant.as_str())
         .bind(key.id.0)
         .bind(stamp.0)
         .fetch_one(connection)
-        .await;
-    failure::sort(applied, Stage::Before)
+        .await
+        .map_err(failure::before)
 }
 
 async fn commit_one(
@@ -112,8 +111,7 @@ async fn move_on(
             return Ok(false);
         }
     }
-    let moved = update(commit, now_ms).execute(connection).await;
-    Ok(failure::sort(moved, Stage::Before)?.rows_affected() == 1)
+    Ok(statement::run(connection, update(commit, now_ms)).await? == 1)
 }
 
 /// A tick that was committed has the transition after the one that it saw.
@@ -121,14 +119,14 @@ async fn was_committed(
     connection: &mut SqliteConnection,
     commit: &TickCommit,
 ) -> Result<bool, StoreError> {
-    let before = sqlx::query_scalar(COMMITTED_BEFORE)
+    sqlx::query_scalar(COMMITTED_BEFORE)
         .bind(commit.key.tenant.as_str())
         .bind(commit.key.id.0)
         .bind(commit.seen_seq.saturating_add(1))
         .bind(commit.tick_id.0)
         .fetch_one(connection)
-        .await;
-    failure::sort(before, Stage::Before)
+        .await
+        .map_err(failure::before)
 }
 
 fn update(commit: &TickCommit, now_ms: i64) -> Query<'_> {
@@ -155,25 +153,23 @@ async fn apply(
     change: &IntentChange,
 ) -> Result<(), StoreError> {
     let id = key.id.intent(change.seq).0;
-    let status: Result<Option<String>, _> = sqlx::query_scalar(CHANGE)
+    let status: Option<String> = sqlx::query_scalar(CHANGE)
         .bind(key.tenant.as_str())
         .bind(id)
         .bind(change::word(change.order))
         .bind(change.seen.map(IntentStatus::word))
         .bind(now_ms)
         .fetch_optional(&mut *connection)
-        .await;
-    let status = failure::sort(status, Stage::Before)?;
+        .await
+        .map_err(failure::before)?;
     let is_discarded = status.as_deref() == Some(IntentStatus::Discarded.word());
     if change.order == Order::Withdraw && is_discarded {
         let closed = sqlx::query(CLOSE)
             .bind(key.tenant.as_str())
             .bind(key.id.0)
             .bind(id)
-            .bind(now_ms)
-            .execute(connection)
-            .await;
-        failure::sort(closed, Stage::Before)?;
+            .bind(now_ms);
+        statement::run(connection, closed).await?;
     }
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! What ticks are made from: which runs something happened to, and how they stand.
 
 use sqlx::SqliteConnection;
-use sqlx::sqlite::SqliteRow;
 
-use super::cells::{answer, run, run_columns, run_key, run_status, seen};
+use super::rows::{answer, run, run_columns, run_key, run_status, seen};
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunKey, RunStatus};
 use crate::store::StoreError;
 use crate::store::runs::due;
-use crate::store::sqlite::failure::{self, Stage};
+use crate::store::sqlite::failure;
 use crate::store::sqlite::rows::Cells;
+use crate::store::sqlite::statement::{self, Query};
 
 const TIMERS: &str = "\
     select tenant_scope, run_id from eec_run \
@@ -73,29 +73,31 @@ pub const STATEMENTS: [&str; 7] = [
 
 /// Runs that something happened to: timers, the oldest first; changed intents, of each tenant its
 /// share; and more of those when the shares of the others are not used up.
-pub async fn due(
+pub async fn runs_due(
     connection: &mut SqliteConnection,
     now_ms: i64,
     limit: u32,
 ) -> Result<Vec<RunKey>, StoreError> {
     let timers = sqlx::query(TIMERS).bind(now_ms).bind(limit);
-    let timers = keys(timers.fetch_all(&mut *connection).await)?;
+    let timers = keys(connection, timers).await?;
     let tenants = sqlx::query_scalar(TENANTS).bind(limit);
-    let tenants: Result<Vec<String>, _> = tenants.fetch_all(&mut *connection).await;
-    let tenants = failure::sort(tenants, Stage::Before)?;
+    let tenants: Vec<String> = tenants
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(failure::before)?;
     let each = limit / u32::try_from(tenants.len()).unwrap_or(limit).max(1);
     let mut shares = Vec::new();
     for tenant in &tenants {
         let share = sqlx::query(CHANGED).bind(tenant).bind(each.max(1));
-        shares.extend(keys(share.fetch_all(&mut *connection).await)?);
+        shares.extend(keys(connection, share).await?);
     }
     let rest = sqlx::query(CHANGED_OF_ALL).bind(limit);
-    let rest = keys(rest.fetch_all(connection).await)?;
+    let rest = keys(connection, rest).await?;
     Ok(due::in_turn(timers, shares, rest, limit))
 }
 
 /// Reads runs. The caller holds one snapshot over all of it.
-pub async fn load(
+pub async fn load_runs(
     connection: &mut SqliteConnection,
     now_ms: i64,
     keys: &[RunKey],
@@ -103,17 +105,15 @@ pub async fn load(
     let mut loaded = Vec::with_capacity(keys.len());
     for key in keys {
         let row = of_run(LOAD, key).bind(now_ms);
-        let row = row.fetch_optional(&mut *connection).await;
-        let Some(row) = failure::sort(row, Stage::Before)? else {
+        let Some(row) = statement::row(connection, row).await? else {
             loaded.push(None);
             continue;
         };
-        let intents = of_run(INTENTS, key).fetch_all(&mut *connection).await;
-        let intents = failure::sort(intents, Stage::Before)?;
+        let intents = statement::rows(connection, of_run(INTENTS, key)).await?;
         loaded.push(Some(LoadedRun {
             run: run(&row)?,
             intents: intents.iter().map(seen).collect::<Result<_, _>>()?,
-            timer_over: Cells::new(&row, "eec_run").get::<i64>("timer_over")? != 0,
+            timer_over: Cells::new(&row, "eec_run").get("timer_over")?,
         }));
     }
     Ok(loaded)
@@ -125,20 +125,20 @@ pub async fn run_answer(
     key: &RunKey,
 ) -> Result<Option<(RunStatus, Option<Recorded>)>, StoreError> {
     let row = of_run(ANSWER, key).bind(key.id.intent(1).0);
-    let row = row.fetch_optional(connection).await;
-    let row = failure::sort(row, Stage::Before)?;
+    let row = statement::row(connection, row).await?;
     row.map(|row| Ok((run_status(&row)?, answer(&row)?)))
         .transpose()
 }
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
 
 /// A statement with a run's key as its first two parameters.
 pub fn of_run<'q>(sql: &'static str, key: &'q RunKey) -> Query<'q> {
     sqlx::query(sql).bind(key.tenant.as_str()).bind(key.id.0)
 }
 
-fn keys(rows: Result<Vec<SqliteRow>, sqlx::Error>) -> Result<Vec<RunKey>, StoreError> {
-    let rows = failure::sort(rows, Stage::Before)?;
+async fn keys(
+    connection: &mut SqliteConnection,
+    query: Query<'_>,
+) -> Result<Vec<RunKey>, StoreError> {
+    let rows = statement::rows(connection, query).await?;
     rows.iter().map(run_key).collect()
 }

@@ -10,8 +10,8 @@ use crate::domain::run::{NewRun, NewTransition, RunId, Tick, Timer};
 use crate::domain::scope::TenantScope;
 use crate::store::StoreError;
 use crate::store::runs::columns;
-use crate::store::sqlite::failure::{self, Stage};
 use crate::store::sqlite::rows;
+use crate::store::sqlite::statement;
 
 /// Rows of one statement: no statement has more than 32,766 parameters.
 const ROWS_MAX: usize = 512;
@@ -171,8 +171,7 @@ async fn insert<T>(
         let mut query: QueryBuilder<Sqlite> = QueryBuilder::new(beginning);
         query.push_values(items, |mut row, item| bind(&mut row, item));
         let query = query.build().persistent(items.len() == 1);
-        let inserted = query.execute(&mut *connection).await;
-        failure::sort(inserted, Stage::Before)?;
+        statement::run(connection, query).await?;
     }
     Ok(())
 }

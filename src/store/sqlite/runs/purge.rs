@@ -6,8 +6,9 @@ use uuid::Uuid;
 use crate::config::Keep;
 use crate::store::StoreError;
 use crate::store::runs::RunsPurged;
-use crate::store::sqlite::failure::{self, Stage};
+use crate::store::sqlite::failure;
 use crate::store::sqlite::rows;
+use crate::store::sqlite::statement;
 
 /// One transaction takes runs with about this many transitions in all, or one run.
 const TRANSITIONS_MAX: i64 = 2_000;
@@ -106,18 +107,20 @@ pub async fn find(
         .bind(dead_ms)
         .bind(limit)
         .fetch_all(&mut *connection)
-        .await;
+        .await
+        .map_err(failure::before)?;
     let intents = sqlx::query_as(LONG_DEAD)
         .bind(dead_ms)
         .bind(limit)
         .fetch_all(&mut *connection)
-        .await;
+        .await
+        .map_err(failure::before)?;
     let claims = sqlx::query_scalar(ANY_CLAIM_PAST).bind(now_ms);
     let claims = claims.fetch_one(connection).await;
     Ok(Past {
-        runs: failure::sort(runs, Stage::Before)?,
-        intents: failure::sort(intents, Stage::Before)?,
-        claims: failure::sort(claims, Stage::Before)?,
+        runs,
+        intents,
+        claims: claims.map_err(failure::before)?,
     })
 }
 
@@ -148,7 +151,7 @@ pub async fn purge(
         delete(connection, DELETE_BODY, tenant, *id).await?;
     }
     let claims = sqlx::query(PURGE_CLAIMS).bind(now_ms).bind(limit);
-    failure::sort(claims.execute(connection).await, Stage::Before)?;
+    statement::run(connection, claims).await?;
     Ok((purged, left.peek().is_some()))
 }
 
@@ -158,6 +161,5 @@ async fn delete(
     tenant: &str,
     id: Uuid,
 ) -> Result<u64, StoreError> {
-    let deleted = sqlx::query(sql).bind(tenant).bind(id).execute(connection);
-    Ok(failure::sort(deleted.await, Stage::Before)?.rows_affected())
+    statement::run(connection, sqlx::query(sql).bind(tenant).bind(id)).await
 }

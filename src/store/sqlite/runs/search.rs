@@ -2,12 +2,13 @@
 
 use sqlx::{QueryBuilder, SqliteConnection};
 
-use super::cells::{attempt, line, run_columns, run_key, transition};
 use super::load::of_run;
+use super::rows::{attempt, line, run_columns, run_key, transition};
 use crate::domain::run::{RunId, RunKey};
 use crate::store::StoreError;
 use crate::store::runs::{Attempt, RunLine, RunSearch, Transition};
-use crate::store::sqlite::failure::{self, Stage};
+use crate::store::sqlite::rows::of_tenant;
+use crate::store::sqlite::statement;
 
 const BY_ID: &str = "select tenant_scope, run_id from eec_run where run_id = ?1 limit 1";
 
@@ -38,34 +39,26 @@ pub async fn find_run(
     connection: &mut SqliteConnection,
     id: RunId,
 ) -> Result<Option<RunKey>, StoreError> {
-    let row = sqlx::query(BY_ID).bind(id.0).fetch_optional(connection);
-    let row = failure::sort(row.await, Stage::Before)?;
+    let row = statement::row(connection, sqlx::query(BY_ID).bind(id.0)).await?;
     row.as_ref().map(run_key).transpose()
 }
 
 /// Reads one run.
-pub async fn show(
+pub async fn show_run(
     connection: &mut SqliteConnection,
     key: &RunKey,
 ) -> Result<Option<RunLine>, StoreError> {
-    let row = of_run(SHOW, key).fetch_optional(connection).await;
-    let row = failure::sort(row, Stage::Before)?;
+    let row = statement::row(connection, of_run(SHOW, key)).await?;
     row.as_ref().map(line).transpose()
 }
 
 /// Finds runs.
-pub async fn find(
+pub async fn find_runs(
     connection: &mut SqliteConnection,
     search: &RunSearch,
 ) -> Result<Vec<RunLine>, StoreError> {
     let mut query = QueryBuilder::new(FIND);
-    if let Some(tenant) = &search.tenant {
-        // The tenant and, behind a space, its principals; no tenant holds a character below '!'.
-        query.push(" and r.tenant_scope >= ").push_bind(tenant);
-        query
-            .push(" and r.tenant_scope < ")
-            .push_bind(format!("{tenant}!"));
-    }
+    of_tenant(&mut query, "r.tenant_scope", search.tenant.as_deref());
     if let Some(status) = search.status {
         // As text, so that the index of those that are stuck is found.
         query
@@ -86,8 +79,7 @@ pub async fn find(
     }
     query.push(" order by r.tenant_scope, r.run_id limit ");
     query.push_bind(search.limit);
-    let found = query.build().fetch_all(connection).await;
-    let found = failure::sort(found, Stage::Before)?;
+    let found = statement::rows(connection, query.build()).await?;
     found.iter().map(line).collect()
 }
 
@@ -99,8 +91,7 @@ pub async fn transitions(
     limit: u32,
 ) -> Result<Vec<Transition>, StoreError> {
     let found = of_run(TRANSITIONS, key).bind(after).bind(limit);
-    let found = found.fetch_all(connection).await;
-    let found = failure::sort(found, Stage::Before)?;
+    let found = statement::rows(connection, found).await?;
     found.iter().map(transition).collect()
 }
 
@@ -111,7 +102,6 @@ pub async fn attempts(
     limit: u32,
 ) -> Result<Vec<Attempt>, StoreError> {
     let found = of_run(ATTEMPTS, key).bind(limit);
-    let found = found.fetch_all(connection).await;
-    let found = failure::sort(found, Stage::Before)?;
+    let found = statement::rows(connection, found).await?;
     found.iter().map(attempt).collect()
 }

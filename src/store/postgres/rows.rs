@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::{Decode, Postgres, Row as _, Type};
 use uuid::Uuid;
 
 use crate::domain::fingerprint::Fingerprint;
@@ -17,6 +17,11 @@ use crate::domain::record::{
 };
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::store::StoreError;
+
+/// The record table.
+pub(super) const RECORDS: &str = "eec_routing_idempotency";
+/// The decision table.
+pub(super) const DECISIONS: &str = "eec_routing_decision";
 
 /// Longer durations are cut to this, about a hundred years, so that no sum leaves the range of a
 /// `timestamptz` and fails a whole batch.
@@ -67,7 +72,7 @@ macro_rules! valid_us {
             " then coalesce((select coalesce((extract(epoch from h.ended_at + ",
             $for,
             " - now()) * 1000000)::bigint, 1000000) ",
-            $crate::store::postgres::row::holds!($tenant, $decision_id, $for),
+            $crate::store::postgres::rows::holds!($tenant, $decision_id, $for),
             "), ",
             us_from_now!($valid_until),
             ") else ",
@@ -112,87 +117,133 @@ pub(super) fn to_text(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// A value of a row, or the report of a row that no version of this program wrote.
-pub(super) fn get<'r, T>(row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
-where
-    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
-{
-    row.try_get(column)
-        .map_err(|error| StoreError::Inconsistent {
-            table: "eec_routing_*",
-            column,
-            what: error.to_string(),
-        })
+/// The cells of one row, each read with a check: what no version of this program wrote becomes an
+/// error that names table and column.
+#[derive(Clone, Copy)]
+pub(super) struct Cells<'r> {
+    row: &'r PgRow,
+    table: &'static str,
+}
+
+impl<'r> Cells<'r> {
+    /// Of a row of that table.
+    pub(super) fn new(row: &'r PgRow, table: &'static str) -> Self {
+        Self { row, table }
+    }
+
+    /// A cell; one that may be null is an option.
+    pub(super) fn get<T>(self, column: &'static str) -> Result<T, StoreError>
+    where
+        T: Decode<'r, Postgres> + Type<Postgres>,
+    {
+        self.row
+            .try_get(column)
+            .map_err(|error| self.inconsistent(column, error.to_string()))
+    }
+
+    /// Bytes.
+    pub(super) fn bytes(self, column: &'static str) -> Result<Bytes, StoreError> {
+        self.get(column).map(Bytes::copy_from_slice)
+    }
+
+    /// Bytes that may be null.
+    pub(super) fn bytes_if_any(self, column: &'static str) -> Result<Option<Bytes>, StoreError> {
+        let bytes: Option<&[u8]> = self.get(column)?;
+        Ok(bytes.map(Bytes::copy_from_slice))
+    }
+
+    /// A count, which is never below zero.
+    pub(super) fn count(self, column: &'static str) -> Result<u32, StoreError> {
+        let count: i32 = self.get(column)?;
+        u32::try_from(count).map_err(|_| self.inconsistent(column, format!("{count} is no count")))
+    }
+
+    /// The status of an answer.
+    pub(super) fn status(self, column: &'static str) -> Result<u16, StoreError> {
+        let status: i16 = self.get(column)?;
+        match u16::try_from(status) {
+            Ok(status @ 100..=999) => Ok(status),
+            _ => Err(self.inconsistent(column, format!("{status} is no status of an answer"))),
+        }
+    }
+
+    /// The report of a cell that no version of this program wrote.
+    pub(super) fn inconsistent(self, column: &'static str, what: impl Into<String>) -> StoreError {
+        StoreError::inconsistent(self.table, column, what)
+    }
 }
 
 /// The key of a row that holds its three columns.
-pub(super) fn record_key(row: &PgRow) -> Result<RecordKey, StoreError> {
-    let key = IdempotencyKey::from_text(get(row, "idempotency_key")?);
+pub(super) fn record_key(cells: Cells<'_>) -> Result<RecordKey, StoreError> {
+    let key = IdempotencyKey::from_text(cells.get("idempotency_key")?);
     let key = key.ok().flatten();
-    let key = key.ok_or_else(|| bad_record("idempotency_key", "no key that a client can send"))?;
+    let key =
+        key.ok_or_else(|| cells.inconsistent("idempotency_key", "no key that a client can send"))?;
     Ok(RecordKey {
-        tenant: TenantScope::stored(get(row, "tenant_scope")?),
-        pool: PoolId::stored(get(row, "pool_id")?),
+        tenant: TenantScope::stored(cells.get("tenant_scope")?),
+        pool: PoolId::stored(cells.get("pool_id")?),
         key,
     })
 }
 
 /// The record that `record_columns!` gave.
 pub(super) fn record(row: &PgRow, key: RecordKey) -> Result<Record, StoreError> {
+    let cells = Cells::new(row, RECORDS);
     let terms = Terms {
-        lease: from_ms(get(row, "lease_ms")?),
-        valid_for: from_ms(get(row, "valid_for_ms")?),
-        tombstone_for: from_ms(get(row, "tombstone_for_ms")?),
-        on_unknown: OnUnknown::from_word(get(row, "on_unknown")?),
+        lease: from_ms(cells.get("lease_ms")?),
+        valid_for: from_ms(cells.get("valid_for_ms")?),
+        tombstone_for: from_ms(cells.get("tombstone_for_ms")?),
+        on_unknown: OnUnknown::from_word(cells.get("on_unknown")?),
     };
     Ok(Record {
         key,
-        state: state(row, terms.tombstone_for)?,
-        token: AttemptToken(get(row, "attempt_token")?),
-        generation: get(row, "generation")?,
-        generation_id: GenerationId(get(row, "generation_id")?),
-        fingerprint: fingerprint(get(row, "fingerprint")?, get(row, "fingerprint_version")?),
+        state: state(cells, terms.tombstone_for)?,
+        token: AttemptToken(cells.get("attempt_token")?),
+        generation: cells.get("generation")?,
+        generation_id: GenerationId(cells.get("generation_id")?),
+        fingerprint: fingerprint(cells.get("fingerprint")?, cells.get("fingerprint_version")?),
         terms,
-        created_at: get(row, "created_at")?,
-        reserved_at: get(row, "reserved_at")?,
-        reserved_ago: from_us(-get::<i64>(row, "reserved_us")?),
+        created_at: cells.get("created_at")?,
+        reserved_at: cells.get("reserved_at")?,
+        reserved_ago: from_us(-cells.get::<i64>("reserved_us")?),
     })
 }
 
 /// The decision of a row with all its columns and `valid_us`.
 pub(super) fn decision(row: &PgRow, id: DecisionId) -> Result<StoredDecision, StoreError> {
-    let valid_us: i64 = get(row, "valid_us")?;
+    let cells = Cells::new(row, DECISIONS);
+    let valid_us: i64 = cells.get("valid_us")?;
     Ok(StoredDecision {
         committed: Committed {
             decision_id: id,
-            created_at: get(row, "created_at")?,
-            valid_until: get(row, "valid_until")?,
+            created_at: cells.get("created_at")?,
+            valid_until: cells.get("valid_until")?,
             awaited: false,
         },
         valid_for: (valid_us > 0).then(|| from_us(valid_us)),
-        decided_by: get(row, "decided_by")?,
-        recorded: recorded(row)?,
+        decided_by: cells.get("decided_by")?,
+        recorded: recorded(cells)?,
     })
 }
 
-fn state(row: &PgRow, tombstone_for: Duration) -> Result<State, StoreError> {
-    let status: &str = get(row, "status")?;
+fn state(cells: Cells<'_>, tombstone_for: Duration) -> Result<State, StoreError> {
+    let status: &str = cells.get("status")?;
     Ok(match status {
-        "pending" => State::Pending(match get::<Option<i64>>(row, "lease_us")? {
+        "pending" => State::Pending(match cells.get::<Option<i64>>("lease_us")? {
             None => Lease::Unbounded,
             Some(us) if us > 0 => Lease::Held(from_us(us)),
             Some(_) => Lease::Over,
         }),
         "completed" => {
-            let id: Option<Uuid> = get(row, "decision_id")?;
-            let valid_us: Option<i64> = get(row, "valid_us")?;
+            let id: Option<Uuid> = cells.get("decision_id")?;
+            let valid_us: Option<i64> = cells.get("valid_us")?;
             let (Some(id), Some(valid_us)) = (id, valid_us) else {
                 let column = if id.is_none() {
                     "decision_id"
                 } else {
                     "valid_until"
                 };
-                return Err(bad_record(column, "null in a completed record"));
+                return Err(cells.inconsistent(column, "null in a completed record"));
             };
             let validity = if valid_us > 0 {
                 Validity::Valid(from_us(valid_us))
@@ -204,10 +255,10 @@ fn state(row: &PgRow, tombstone_for: Duration) -> Result<State, StoreError> {
             State::Completed(DecisionId(id), validity)
         }
         "failed_before_commit" => State::FailedBeforeCommit {
-            maybe_sent: get(row, "maybe_sent")?,
+            maybe_sent: cells.get("maybe_sent")?,
         },
         "outcome_unknown" => State::OutcomeUnknown,
-        other => return Err(bad_record("status", &format!("{other} is no state"))),
+        other => return Err(cells.inconsistent("status", format!("{other} is no state"))),
     })
 }
 
@@ -225,48 +276,26 @@ fn fingerprint(hash: Option<&[u8]>, version: Option<i32>) -> Option<Fingerprint>
     ))
 }
 
-fn recorded(row: &PgRow) -> Result<Recorded, StoreError> {
-    let status: i16 = get(row, "answer_status")?;
-    let status = u16::try_from(status)
-        .ok()
-        .filter(|status| (100..=999).contains(status));
-    let status = status.ok_or_else(|| bad_decision("answer_status", "no status of an answer"))?;
-    let block = |column, bytes: &[u8]| {
-        HeaderBlock::stored(Bytes::copy_from_slice(bytes))
-            .ok_or_else(|| bad_decision(column, "not a block of header lines"))
+fn recorded(cells: Cells<'_>) -> Result<Recorded, StoreError> {
+    let block = |column, bytes| {
+        HeaderBlock::stored(bytes)
+            .ok_or_else(|| cells.inconsistent(column, "not a block of header lines"))
     };
-    let origin: Option<&[u8]> = get(row, "cors_origin")?;
-    let headers: Option<&[u8]> = get(row, "cors_headers")?;
+    let origin = cells.bytes_if_any("cors_origin")?;
+    let headers = cells.bytes_if_any("cors_headers")?;
     let cors = match origin.zip(headers) {
         Some((origin, headers)) => Some(Cors {
-            origin: Bytes::copy_from_slice(origin),
+            origin,
             headers: block("cors_headers", headers)?,
         }),
         None => None,
     };
-    let body: Option<&[u8]> = get(row, "answer_body")?;
     Ok(Recorded {
-        status,
-        headers: block("answer_headers", get(row, "answer_headers")?)?,
+        status: cells.status("answer_status")?,
+        headers: block("answer_headers", cells.bytes("answer_headers")?)?,
         cors,
-        body: body.map(Bytes::copy_from_slice),
+        body: cells.bytes_if_any("answer_body")?,
     })
-}
-
-fn bad_record(column: &'static str, what: &str) -> StoreError {
-    StoreError::Inconsistent {
-        table: "eec_routing_idempotency",
-        column,
-        what: what.to_owned(),
-    }
-}
-
-fn bad_decision(column: &'static str, what: &str) -> StoreError {
-    StoreError::Inconsistent {
-        table: "eec_routing_decision",
-        column,
-        what: what.to_owned(),
-    }
 }
 
 pub(super) fn from_ms(ms: i64) -> Duration {

@@ -7,7 +7,10 @@ use uuid::Uuid;
 
 use super::batch::bind_key;
 use super::complete::{HAPPENED_WITH_RUN, bind_starts};
-use super::row::{get, record, record_columns, record_key, to_ms, to_text, us_from_now, valid_us};
+use super::rows::{
+    Cells, DECISIONS, RECORDS, record, record_columns, record_key, to_ms, to_text, us_from_now,
+    valid_us,
+};
 use super::run::{Repeat, Runner, Statement, fixed};
 use crate::domain::record::{Completion, Found, Lease, Record, State};
 use crate::domain::scope::RecordKey;
@@ -265,9 +268,9 @@ fn searching(search: &Search) -> Statement {
 }
 
 fn found(row: &PgRow) -> Result<Found, StoreError> {
-    let answer_status: Option<i16> = get(row, "answer_status")?;
+    let answer_status: Option<i16> = Cells::new(row, DECISIONS).get("answer_status")?;
     Ok(Found {
-        record: record(row, record_key(row)?)?,
+        record: record(row, record_key(Cells::new(row, RECORDS))?)?,
         answer_status: answer_status.and_then(|status| u16::try_from(status).ok()),
     })
 }
