@@ -20,11 +20,13 @@
 //! - [`driver`]: runs a duty again and again.
 //! - [`telemetry`]: the log and the names of the metrics.
 //! - [`head`]: what the edges share of heads: preferences, segments of paths.
+//! - [`address`]: which addresses are of the public internet.
 //! - [`body`]: HTTP bodies as they pass through.
 //! - [`ids`]: where ids and jitter are drawn.
 //!
 //! Imports point down only; `tests/it/tidy.rs` checks it.
 
+pub mod address;
 pub mod api;
 pub mod app;
 pub mod body;

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
@@ -19,8 +20,8 @@ use super::paint::Paint;
 use super::ready;
 use super::table::{self, plain};
 use crate::api::doctor::{lease_min, wall};
-use crate::config::input::Environment;
-use crate::config::{self, Config, StoreConfig};
+use crate::config::input::{Environment, Given, Overrides};
+use crate::config::{self, StoreConfig};
 use crate::store::doctor::{Finding, Health, examine};
 use crate::store::open::{OpenError, Target, open};
 use crate::store::{Store, migrate};
@@ -108,18 +109,32 @@ impl From<Finding> for Line {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let environment = Environment::of_process();
-    let overrides = args.flags.overrides(&environment);
+    let overrides = Overrides {
+        // `--admin` names a gateway to ask, by a URL; the variable is where one listens.
+        admin: Given::pick(None, "--admin", "ONCEGATE_ADMIN", &environment),
+        ..args.flags.overrides(&environment)
+    };
     let store = config::load_store(&overrides, &environment)?;
     for warning in &store.report.warnings {
         eprintln!("warning: {warning}");
     }
-    // The store alone is enough to look at it; the rest tells where the gateway is.
-    let whole = config::load(&overrides, &environment).ok();
-    let whole = whole.map(|loaded| loaded.config);
-    let admin = args.admin.clone().or_else(|| whole.as_ref().map(admin_of));
+    // The store alone is enough to look at it; the rest tells how long its leases are.
+    let whole = match config::load(&overrides, &environment) {
+        Ok(loaded) => Some(loaded.config),
+        Err(rejected) => {
+            let errors = rejected.0.errors.len();
+            eprintln!(
+                "warning: the configuration has {errors} errors, which `oncegate check` tells; \
+                 the store is looked at all the same"
+            );
+            None
+        }
+    };
+    let own = store.admin.map(|admin| ready::reachable(admin).to_string());
+    let admin = args.admin.clone().or(own);
     let patient = Patient {
         store: store.store,
-        admin: admin.unwrap_or_else(|| "127.0.0.1:9090".into()),
+        admin: admin.context("write where the gateway is: --admin HOST:PORT")?,
         token_file: args.token_file.clone(),
         lease_min: whole.map_or(LEASE_DEFAULT, |config| {
             lease_min(&config.routes, &config.outbox)
@@ -135,10 +150,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::SUCCESS
     })
-}
-
-fn admin_of(config: &Config) -> String {
-    ready::reachable(config.admin).to_string()
 }
 
 /// Looks at everything.

@@ -225,7 +225,11 @@ impl Act {
                     .map(|limit| u64::from(limit).saturating_sub(looked_at));
                 body.insert("limit".into(), json!(left.unwrap_or(PAGE).min(PAGE)));
             }
-            let mut answer = client.post(&path, &Value::Object(body.clone())).await?;
+            let answer = client.post(&path, &Value::Object(body.clone())).await;
+            if answer.is_err() && done > 0 {
+                eprintln!("{done} were done before this failed; run it again for the rest");
+            }
+            let mut answer = answer?;
             done += answer["done"].as_u64().unwrap_or_default();
             if let Value::Array(more) = answer["refused"].take() {
                 refused.extend(more);

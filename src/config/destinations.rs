@@ -1,6 +1,5 @@
 //! `[[destination]]`: where effects go, and what is said of a try at it.
 
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use super::report::{Origin, Report};
 use super::section::Section;
 use super::value::{Read, Shown};
 use super::{DestinationConfig, DestinationKind, SecretText};
+use crate::address::{is_public, literal};
 use crate::domain::intent::Destination;
 use crate::domain::message::CREDENTIAL_HEADERS;
 use crate::domain::millis;
@@ -354,18 +354,15 @@ fn webhook_secret(text: &str) -> Result<SecretText, String> {
     }
 }
 
-/// Whether a host is an address of a private network, or this machine's name for itself.
+/// Whether a host is an address that is not of the public internet, however it is written
+/// (`127.1`, `2130706433`), or this machine's name for itself. Judged as it is when it is dialled.
 pub(super) fn is_private(host: &str) -> bool {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    match bare.parse() {
-        Ok(IpAddr::V4(ip)) => {
-            ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified()
-        }
-        Ok(IpAddr::V6(ip)) => {
-            let is_here = ip.is_loopback() || ip.is_unspecified();
-            is_here || ip.is_unique_local() || ip.is_unicast_link_local()
-        }
-        Err(_) => last_label(bare) == "localhost",
+    let url = reqwest::Url::parse(&format!("http://{host}/"));
+    let host = url.as_ref().ok().and_then(reqwest::Url::host_str);
+    let host = host.unwrap_or_default();
+    match literal(host) {
+        Some(address) => !is_public(address),
+        None => last_label(host) == "localhost",
     }
 }
 

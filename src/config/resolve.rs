@@ -1,5 +1,6 @@
 //! From flags, environment and file to a [`Config`], or to everything that is wrong with them.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -39,11 +40,13 @@ pub struct Loaded {
     pub report: Report,
 }
 
-/// The part of a configuration that is about the store.
+/// The part of a configuration that is about the store, and where to ask a gateway about it.
 #[derive(Clone, Debug)]
 pub struct LoadedStore {
     /// The store.
     pub store: StoreConfig,
+    /// The admin listener, if what is written of it is sound.
+    pub admin: Option<SocketAddr>,
     /// Warnings and the origin of each value; no errors.
     pub report: Report,
 }
@@ -76,10 +79,17 @@ pub fn load_store(
 ) -> Result<LoadedStore, Rejected> {
     let mut report = Report::default();
     let store = with_file(overrides, environment, &mut report, |mut top, report| {
-        Some(read_store(top.table("store"), overrides, report).0)
+        let admin = read_admin(&mut top, overrides);
+        let admin = (top.report.errors.is_empty()).then_some(admin.value);
+        let store = read_store(top.table("store"), overrides, report).0;
+        Some((store, admin))
     });
     match store.filter(|_| report.errors.is_empty()) {
-        Some(store) => Ok(LoadedStore { store, report }),
+        Some((store, admin)) => Ok(LoadedStore {
+            store,
+            admin,
+            report,
+        }),
         None => Err(Rejected(report)),
     }
 }
@@ -137,6 +147,11 @@ fn same_line(one: &Origin, other: &Origin) -> bool {
     matches!((one, other), (Origin::File { line, .. }, Origin::File { line: other, .. }) if line == other)
 }
 
+fn read_admin(top: &mut Section<'_>, overrides: &Overrides) -> Read<SocketAddr> {
+    let given = overrides.admin.as_ref();
+    top.text_or_given("admin", given, "127.0.0.1:9090", parse::address)
+}
+
 fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -> Option<Config> {
     let listen = top.text_or_given(
         "listen",
@@ -144,12 +159,7 @@ fn read_all(top: &mut Section<'_>, overrides: &Overrides, report: &mut Report) -
         "127.0.0.1:8080",
         parse::address,
     );
-    let admin = top.text_or_given(
-        "admin",
-        overrides.admin.as_ref(),
-        "127.0.0.1:9090",
-        parse::address,
-    );
+    let admin = read_admin(top, overrides);
     let trust_forwarded = top.switch("trust_forwarded", "false").value;
     report.merge(std::mem::take(&mut top.report));
     let tls = top.has("tls").then(|| read_tls(top.table("tls"), report));
@@ -344,6 +354,13 @@ fn read_tokens(sections: Vec<Section<'_>>, report: &mut Report) -> Vec<TokenConf
             report.error(
                 &origin,
                 format!("there is already a token \"{name}\"; give each its own name, the audit log tells them apart by it"),
+            );
+        }
+        if let Some(other) = tokens.iter().find(|other| other.sha256 == token.sha256) {
+            let (name, other) = (&token.name, &other.name);
+            report.error(
+                &origin,
+                format!("token \"{name}\" has the same secret as token \"{other}\"; give each its own, nobody could tell who acts and with which role"),
             );
         }
         tokens.push(token);

@@ -16,11 +16,12 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Request, Response, Url, redirect, retry};
 
-use self::address::{PrivateAddress, PublicOnly, is_public, literal};
+use self::address::{PrivateAddress, PublicOnly};
 use self::request::Unsendable;
 use self::sign::SigningKey;
 use super::verdict::{Tried, Verdict};
 use super::wall_clock;
+use crate::address::{is_public, literal};
 use crate::body::BoxError;
 use crate::domain::intent::{ClaimedIntent, Fault};
 use crate::domain::message;

@@ -135,3 +135,26 @@ fn every_variable_is_in_the_help() {
         assert!(help.contains(variable), "{variable}");
     }
 }
+
+/// The store is looked at, and the gateway asked where the file says, whatever else is wrong in it.
+#[test]
+fn doctor_asks_where_the_file_says_though_the_file_has_errors() {
+    let directory = crate::support::process::scratch();
+    let file = directory.path().join("oncegate.toml");
+    let text = "admin = \"127.0.0.1:1\"\nlisten = \"nowhere\"\n[store]\nurl = \"sqlite:no.db\"\n";
+    std::fs::write(&file, text).unwrap();
+    let output = oncegate(&["doctor", "--config", file.to_str().unwrap()], &[]);
+    let (told, warned) = (stdout(&output), stderr(&output));
+    assert!(told.contains("127.0.0.1:1 "), "{told}");
+    assert!(
+        warned.contains("the configuration has") && warned.contains("oncegate check"),
+        "{warned}"
+    );
+    let elsewhere = [("ONCEGATE_ADMIN", "127.0.0.1:2")];
+    let output = oncegate(&["doctor", "--store", "sqlite:no.db"], &elsewhere);
+    assert!(
+        stdout(&output).contains("127.0.0.1:2 "),
+        "{}",
+        stdout(&output)
+    );
+}

@@ -365,3 +365,29 @@ fn migrating_needs_the_store_and_nothing_else() {
     let loaded = load_store(&from(&file), &Environment::default()).unwrap();
     assert_eq!(loaded.store.url, "sqlite:a.db");
 }
+
+#[test]
+fn two_tokens_of_one_secret_are_refused() {
+    let token = |name: &str, role: &str, secret: &str| {
+        format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\n{secret}\n")
+    };
+    let environment: Environment = [("ONE", "a-secret-of-this-test")].into_iter().collect();
+    let hash = "sha256 = \"e1b2cdcf7b24b6b5c3c0c57ef0b8ee6b1b3b9bb0f5d2f1e9cb7b3e8f0b6b9a11\"";
+    let own = "secret = \"${env:ONE}\"";
+    let both = |one: &str, two: &str| {
+        let text = format!(
+            "{LEAST}{}{}",
+            token("reader", "reader", one),
+            token("boss", "operator", two)
+        );
+        load_text_in(text, &environment)
+    };
+    assert!(both(own, hash).is_ok());
+    for secret in [own, hash] {
+        let told = both(secret, secret).unwrap_err().to_string();
+        assert!(
+            told.contains("has the same secret as token \"reader\""),
+            "{told}"
+        );
+    }
+}

@@ -374,3 +374,38 @@ wait = "1s"
     );
     assert!(!warnings(&by_callers).contains("nobody else"));
 }
+
+/// As they are dialled, whatever way they are written.
+#[test]
+fn a_private_address_is_refused_in_each_of_its_forms() {
+    let destination = |host: &str| {
+        format!("{LEAST}[[destination]]\nid = \"hook\"\nurl = \"https://{host}/\"\nsecrets = []\n")
+    };
+    for host in [
+        "10.0.0.1",
+        "100.64.0.1",
+        "198.18.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::a9fe:a9fe]",
+        "localhost",
+        "a.localhost.",
+    ] {
+        let told = errors(destination(host));
+        assert!(told.contains("is in a private network"), "{host}: {told}");
+    }
+    for host in ["1.1.1.1", "[2606:4700::1111]", "hook.example.com"] {
+        assert!(load_text(destination(host)).is_ok(), "{host}");
+    }
+}
+
+#[test]
+fn a_template_that_asks_for_what_is_not_there_is_refused() {
+    let told = errors(format!(
+        "{LEAST}effect = [{{ http = \"hook\", template = \"{{{{ decison.body }}}}\" }}]\n\
+         [[destination]]\nid = \"hook\"\nurl = \"https://hook.example.com/\"\nsecrets = []\n"
+    ));
+    assert!(told.contains("asks for `decison`"), "{told}");
+}

@@ -48,6 +48,7 @@ pub(super) fn secrets() -> Environment {
     [
         ("STORE_PASSWORD", "hunter2-store"),
         ("ANN_TOKEN", "hunter2-token-of-ann"),
+        ("SHOP_TOKEN", "hunter2-token-of-shop"),
         ("RECEIPT_SECRET", WEBHOOK_SECRET),
         ("RECEIPT_TOKEN", "hunter2-receipts"),
         ("NATS_TOKEN", "hunter2-nats"),
