@@ -32,6 +32,12 @@ const CLASSES: [&str; 3] = ["pool", "url", "task"];
 #[derive(Clone)]
 pub(super) struct Timing {
     pub(super) timeout: Read<Duration>,
+    pub(super) retry: Retries,
+}
+
+/// When something is tried again, still to be compared.
+#[derive(Clone)]
+pub(super) struct Retries {
     pub(super) first: Read<Duration>,
     pub(super) max: Read<Duration>,
     pub(super) horizon: Read<Duration>,
@@ -58,36 +64,48 @@ impl Timing {
         let any = DURATION_MIN..=TIMEOUT_MAX;
         let from = inherited.map(|timing| &timing.timeout);
         let timeout = section.duration_or("timeout", from, "30s", any);
-        let mut retry = section.table("retry");
+        let retry = Retries::read(section, inherited.map(|timing| &timing.retry));
+        Self { timeout, retry }
+    }
+
+    pub(super) fn timeout_ms(&self) -> u64 {
+        millis(self.timeout.value)
+    }
+}
+
+impl Retries {
+    /// Reads `retry`; what is not written is inherited.
+    pub(super) fn read(section: &mut Section<'_>, inherited: Option<&Self>) -> Self {
+        let mut table = section.table("retry");
         let pauses = || DURATION_MIN..=Retry::HORIZON_MAX;
         let from = |part: fn(&Self) -> &Read<Duration>| inherited.map(part);
-        let timing = Self {
-            timeout,
-            first: retry.duration_or("first", from(|timing| &timing.first), "10s", pauses()),
-            max: retry.duration_or("max", from(|timing| &timing.max), "1h", pauses()),
-            horizon: retry.duration_or("horizon", from(|timing| &timing.horizon), "72h", pauses()),
-            faults: retry.count_or(
+        let retries = Self {
+            first: table.duration_or("first", from(|retries| &retries.first), "10s", pauses()),
+            max: table.duration_or("max", from(|retries| &retries.max), "1h", pauses()),
+            horizon: table.duration_or(
+                "horizon",
+                from(|retries| &retries.horizon),
+                "72h",
+                pauses(),
+            ),
+            faults: table.count_or(
                 "faults",
-                inherited.map(|timing| &timing.faults),
+                inherited.map(|retries| &retries.faults),
                 "5",
                 1..=FAULTS_MAX.into(),
             ),
         };
-        section.report.merge(retry.finish());
-        timing
+        section.report.merge(table.finish());
+        retries
     }
 
-    pub(super) fn retry(&self) -> Retry {
+    pub(super) fn value(&self) -> Retry {
         Retry {
             first_ms: millis(self.first.value),
             max_ms: millis(self.max.value),
             horizon_ms: millis(self.horizon.value),
             faults_max: self.faults.value,
         }
-    }
-
-    pub(super) fn timeout_ms(&self) -> u64 {
-        millis(self.timeout.value)
     }
 }
 
@@ -162,7 +180,7 @@ fn read_one(mut section: Section<'_>, report: &mut Report) -> Option<Destination
         concurrency_max,
         rate_max: rate_max.map(|rate| rate.value),
         timeout: timing.timeout.value,
-        retry: timing.retry(),
+        retry: timing.retry.value(),
     };
     Some(DestinationRead {
         origin,

@@ -105,7 +105,7 @@ pub(super) fn read(
     let effect = send.zip(payload).map(|(send, payload)| Effect {
         send,
         payload,
-        retry: timing.retry(),
+        retry: timing.retry.value(),
         timeout_ms: timing.timeout_ms(),
     });
     EffectRead { effect, timing }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::Method;
 
+use super::destinations::Retries;
 use super::effects::{Places, unknown};
 use super::input::Given;
 use super::parse::{self, DURATION_MAX, DURATION_MIN};
@@ -22,6 +23,7 @@ use crate::domain::policy::{
     Duplicates, ForwardKey, KeySource, Mode, OnStoreDown, OnUnknown, Policy,
 };
 use crate::domain::scope::PoolId;
+use crate::domain::workflow::Retry;
 
 /// The shortest lease: heartbeats come at a third of it, and each is a round trip to the store.
 pub const LEASE_MIN: Duration = Duration::from_millis(500);
@@ -54,6 +56,8 @@ pub(super) struct RouteRead {
     pub(super) required: Read<bool>,
     pub(super) methods: Read<Vec<Method>>,
     pub(super) follow_up: FollowUpRead,
+    /// Of the calls of accepted requests.
+    pub(super) retry: Option<Retries>,
     pub(super) body_max: Read<usize>,
     pub(super) store_body_max: Read<usize>,
     key_source: KeySource,
@@ -123,6 +127,7 @@ impl RouteRead {
             body_bytes_max: self.body_max.value,
             store_body_bytes_max: self.store_body_max.value,
             fingerprint: self.fingerprint,
+            retry: self.retry.map_or(Retry::DEFAULT, |retry| retry.value()),
         };
         Some(Route {
             host: self.host.map(|host| host.value),
@@ -183,10 +188,12 @@ fn read_route(
         Mode::Proxy => ("verbatim", "hold"),
         Mode::Accept => ("derived", "redrive"),
     };
+    let retry = read_retry(&mut section, &mode);
     let any = DURATION_MIN..=DURATION_MAX;
     let route = RouteRead {
         origin: section.origin.clone(),
         mode,
+        retry,
         host,
         path,
         pool,
@@ -224,6 +231,22 @@ fn read_route(
     };
     report.merge(section.finish());
     route
+}
+
+/// How the calls of accepted requests are tried again; in mode `proxy` the service is called once.
+fn read_retry(section: &mut Section<'_>, mode: &Read<Mode>) -> Option<Retries> {
+    let is_written = section.has("retry");
+    if mode.value == Mode::Accept {
+        return Some(Retries::read(section, None));
+    }
+    if is_written {
+        let table = section.table("retry");
+        let advice = "the client waits and the service is called once; write mode = \"accept\" or leave retry out";
+        section
+            .report
+            .error(&table.origin, format!("{mode} has no retry: {advice}"));
+    }
+    None
 }
 
 fn read_fingerprint(mut section: Section<'_>, report: &mut Report) -> FingerprintRules {

@@ -218,7 +218,7 @@ fn is_sound(section: &mut Section<'_>, workflow: &Workflow, timings: &[Timing]) 
     // Pauses that don't grow are told with both values, as a contradiction.
     if timings
         .iter()
-        .any(|timing| timing.first.value > timing.max.value)
+        .any(|timing| timing.retry.first.value > timing.retry.max.value)
     {
         return false;
     }

@@ -8,7 +8,7 @@ use http::{HeaderName, Method};
 use super::fingerprint::FingerprintRules;
 use super::record::Terms;
 use super::scope::PoolId;
-use super::workflow::Workflow;
+use super::workflow::{Retry, Workflow};
 
 /// Methods that no route guards: they are safe, or no requests for a resource (RFC 9110 section 9).
 pub const NEVER_GUARDED: [Method; 5] = [
@@ -65,6 +65,8 @@ pub struct Policy {
     pub store_body_bytes_max: usize,
     /// What counts as the same request.
     pub fingerprint: FingerprintRules,
+    /// When the call of an accepted request is tried again.
+    pub retry: Retry,
 }
 
 /// When the upstream is called.
@@ -173,6 +175,7 @@ impl Policy {
             body_bytes_max: 0,
             store_body_bytes_max: 0,
             fingerprint: FingerprintRules::default(),
+            retry: Retry::DEFAULT,
         }
     }
 

@@ -20,8 +20,7 @@ use crate::domain::policy::Policy;
 use crate::domain::record::Committed;
 use crate::domain::run::{FollowUp, RequestSeen, RunId};
 use crate::domain::workflow::{
-    Action, CALL, Effect, HttpSend, OnFailure, Payload, Retry, Send, Step, Success, Target, Text,
-    Workflow,
+    Action, CALL, Effect, HttpSend, OnFailure, Payload, Send, Step, Success, Target, Text, Workflow,
 };
 
 /// What follows from an accepted request: `outgoing` to the route's pool, then the route's
@@ -112,7 +111,7 @@ fn call(policy: &Policy, head: &Parts) -> Effect {
             answer_bytes_max: policy.store_body_bytes_max as u64,
         }),
         payload: Payload::Request,
-        retry: Retry::DEFAULT,
+        retry: policy.retry,
         timeout_ms: millis(policy.timeout),
     }
 }

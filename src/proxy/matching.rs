@@ -278,6 +278,7 @@ mod tests {
             body_bytes_max: 0,
             store_body_bytes_max: 0,
             fingerprint: FingerprintRules::default(),
+            retry: crate::domain::workflow::Retry::DEFAULT,
         }
     }
 

@@ -415,6 +415,7 @@ fn ask() -> Ask {
             body_bytes_max: 0,
             store_body_bytes_max: 0,
             fingerprint: FingerprintRules::default(),
+            retry: oncegate::domain::workflow::Retry::DEFAULT,
         }),
         wait_until: tokio::time::Instant::now() + PATIENCE,
         gone: CancellationToken::new(),

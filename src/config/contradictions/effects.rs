@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use super::super::Role;
 use super::super::TokenConfig;
-use super::super::destinations::{Destinations, Timing};
-use super::super::report::{Origin, Report};
+use super::super::destinations::{Destinations, Retries};
+use super::super::report::Report;
 use super::super::routing::RouteRead;
 use super::super::value::Read;
 use super::super::workflows::{self, Workflows};
-use super::super::{Role, parse};
 use super::{Compared, refuse};
 use crate::domain::policy::{Mode, OnStoreDown, OnUnknown};
-use crate::domain::workflow::{CALL, Retry};
+use crate::domain::workflow::CALL;
 
 /// Finds every contradiction that has to do with effects.
 pub(in super::super) fn find(
@@ -26,8 +26,8 @@ pub(in super::super) fn find(
     let of_workflows = workflows.known.iter().flat_map(|read| &read.timings);
     let of_routes = routes.iter().flat_map(|route| &route.follow_up.timings);
     for timing in of_destinations.chain(of_workflows).chain(of_routes) {
-        find_in_timing(timing, report);
-        find_in_keep(&timing.horizon, compared, report);
+        find_in_retries(&timing.timeout, &timing.retry, report);
+        find_in_keep(&timing.retry.horizon, compared, report);
     }
     for route in routes {
         if route.mode.value == Mode::Accept {
@@ -53,14 +53,13 @@ fn find_in_outbox(compared: &Compared, report: &mut Report) {
     refuse(over, of_tenant, "is more than", all, advice, report);
 }
 
-fn find_in_timing(timing: &Timing, report: &mut Report) {
-    let Timing {
-        timeout,
+fn find_in_retries(timeout: &Read<Duration>, retry: &Retries, report: &mut Report) {
+    let Retries {
         first,
         max,
         horizon,
         ..
-    } = timing;
+    } = retry;
     let advice = "pauses grow from the first to the longest; raise the second or lower the first";
     let over = first.value > max.value;
     refuse(over, first, "is longer than", max, advice, report);
@@ -102,19 +101,10 @@ fn find_in_accept(route: &RouteRead, compared: &Compared, report: &mut Report) {
             format!("{mode}: its call is the step \"{CALL}\", and what follows up has a step of this name too; give that another"),
         );
     }
-    let horizon = Duration::from_millis(Retry::DEFAULT.horizon_ms);
-    let call = Read {
-        name: format!(
-            "the horizon of the accepted calls of {}",
-            mode.name.trim_end_matches(".mode")
-        ),
-        value: horizon,
-        written: parse::written_duration(horizon),
-        origin: Origin::Default,
-        has_reference: false,
-        sound: mode.sound,
-    };
-    find_in_keep(&call, compared, report);
+    if let Some(retry) = &route.retry {
+        find_in_retries(&route.timeout, retry, report);
+        find_in_keep(&retry.horizon, compared, report);
+    }
 }
 
 fn find_in_follow_up(route: &RouteRead, report: &mut Report) {

@@ -201,6 +201,24 @@ fn an_accepted_request_is_sent_again_under_a_key_of_its_own() {
     assert_eq!(policy.on_unknown, OnUnknown::Redrive);
     assert_eq!(policy.forward_key, ForwardKey::Derived);
     assert_eq!(loaded.report.warnings, []);
+    assert_eq!(policy.retry, Retry::DEFAULT);
+    let own = route(
+        "mode = \"accept\"\nretry = { first = \"1s\", max = \"2m\", horizon = \"3h\", faults = 4 }",
+    );
+    assert_eq!(
+        load_text(own).unwrap().config.routes[0].policy.retry,
+        retry(1, 2, 3, 4)
+    );
+    let told = errors(route("retry = { first = \"1s\" }"));
+    assert!(told.contains("called once"), "{told}");
+    let told = errors(route(
+        "mode = \"accept\"\nretry = { first = \"3h\", horizon = \"1s\" }",
+    ));
+    assert!(told.contains("retry.first = 3h is longer than"), "{told}");
+    assert!(
+        told.contains("is longer than route[0].retry.horizon = 1s"),
+        "{told}"
+    );
     let verbatim = route("mode = \"accept\"\nforward_key = \"verbatim\"");
     let policy = &load_text(verbatim).unwrap().config.routes[0].policy;
     assert_eq!(policy.forward_key, ForwardKey::Verbatim);

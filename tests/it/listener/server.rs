@@ -215,6 +215,7 @@ fn route(timeout: Duration) -> Route {
             body_bytes_max: 0,
             store_body_bytes_max: 0,
             fingerprint: FingerprintRules::default(),
+            retry: oncegate::domain::workflow::Retry::DEFAULT,
         }),
     }
 }
