@@ -293,6 +293,13 @@ impl Slot {
         self.probe
     }
 
+    /// The probe is not waited for any more: the breaker stays open, and the try goes on as any
+    /// other does.
+    pub fn end_probe(&mut self) {
+        self.say(Word::Fails);
+        self.probe = false;
+    }
+
     /// What the try says about its destination; a slot that is freed without says nothing.
     pub fn say(&mut self, word: Word) {
         self.said = true;

@@ -69,3 +69,40 @@ async fn a_breaker_of_one_destination_is_none_of_another() {
     assert_eq!(dead.received().len(), 1);
     rig.stop().await;
 }
+
+#[tokio::test]
+async fn a_service_that_takes_longer_than_a_probe_gets_out_of_an_open_breaker() {
+    let there = Destination::start().await;
+    let mut first = true;
+    there.script(move |_| {
+        if std::mem::take(&mut first) {
+            return Act::Answer(503, Vec::new());
+        }
+        let ok = Box::new(Act::Answer(200, Vec::new()));
+        // A probe is waited for ten seconds.
+        Act::After(Duration::from_secs(11), ok)
+    });
+    let rig = Rig::store(Kind::Sqlite).await;
+    let rules = OutboxConfig {
+        breaker_faults: 1,
+        breaker_open: Duration::from_millis(200),
+        ..config()
+    };
+    rig.drain(&[http("shop", &there.url("/"))], &rules);
+    let slow = put("shop", "k").retry(RETRY_SOON).timeout(60_000);
+    let key = rig.put_one(slow).await;
+    let line = rig.until_status(&key, IntentStatus::Completed).await;
+    assert_eq!(line.tries, 2, "the 503, and the probe");
+    // The way is free again: two at one time.
+    there.always(Act::After(
+        Duration::from_millis(500),
+        Box::new(Act::Answer(200, Vec::new())),
+    ));
+    let keys = rig.put(&[put("shop", "k-1"), put("shop", "k-2")]).await;
+    let received = there.until(4).await;
+    assert!(received[3].at - received[2].at < Duration::from_millis(500));
+    for key in &keys {
+        rig.until_status(key, IntentStatus::Completed).await;
+    }
+    rig.stop().await;
+}
