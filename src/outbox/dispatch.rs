@@ -40,7 +40,7 @@ impl Dispatch {
     /// Makes the try and writes its end.
     pub async fn run(mut self) {
         let tried = self.attempt().await;
-        self.slot.say(tried.word());
+        self.slot.say(tried.word);
         let (end, note) = tried.end(&self.intent, self.asked.elapsed(), ids::jitter());
         let finish = Finish {
             key: self.intent.key.clone(),

@@ -26,6 +26,8 @@ pub struct Tried {
     pub status: Option<StatusCode>,
     /// What happened, for people.
     pub diagnostic: Option<String>,
+    /// What it says about its destination.
+    pub word: Word,
 }
 
 /// What came of one try, in kind.
@@ -51,6 +53,7 @@ impl Tried {
             outcome: "delivered",
             status: status.and_then(|status| StatusCode::from_u16(status).ok()),
             diagnostic: None,
+            word: Word::Works,
         }
     }
 
@@ -62,7 +65,17 @@ impl Tried {
             outcome,
             status: None,
             diagnostic: Some(diagnostic(why)),
+            word: match fault {
+                Fault::Destination => Word::Fails,
+                Fault::Item => Word::Nothing,
+            },
         }
+    }
+
+    /// The same, but it says this about its destination.
+    #[must_use]
+    pub fn saying(self, word: Word) -> Self {
+        Self { word, ..self }
     }
 
     /// The item can't be sent as it is.
@@ -89,6 +102,7 @@ impl Tried {
             outcome,
             status: None,
             diagnostic: None,
+            word: Word::Nothing,
         }
     }
 
@@ -100,6 +114,7 @@ impl Tried {
             outcome: "cut",
             status: None,
             diagnostic: Some("the gateway stopped before an answer came".to_owned()),
+            word: Word::Nothing,
         }
     }
 
@@ -134,17 +149,11 @@ impl Tried {
             outcome,
             status: Some(status),
             diagnostic: Some(format!("answered {}", status.as_u16())),
-        }
-    }
-
-    /// What it says about its destination: even a refusal shows that somebody is there.
-    #[must_use]
-    pub fn word(&self) -> Word {
-        match self.verdict {
-            Verdict::Delivered(_) => Word::Works,
-            Verdict::Failed(Fault::Destination, _) => Word::Fails,
-            Verdict::Failed(Fault::Item, _) if self.status.is_some() => Word::Works,
-            Verdict::Failed(Fault::Item, _) | Verdict::Cut | Verdict::Unsent(_) => Word::Nothing,
+            // Even a refusal shows that somebody is there.
+            word: match fault {
+                Fault::Destination => Word::Fails,
+                Fault::Item => Word::Works,
+            },
         }
     }
 
