@@ -62,6 +62,9 @@ pub struct OutboxParts<'a> {
     pub config: OutboxConfig,
     /// The pools.
     pub upstreams: Upstreams,
+    /// Whether effects go to URLs: callers may name them, or the configuration does. Else those
+    /// that are there wait.
+    pub urls: bool,
     /// Rung and heard.
     pub bells: Bells,
     /// Where every task is spawned.
@@ -120,9 +123,11 @@ impl Outbox {
         let beating = claims
             .clone()
             .beat(Arc::clone(&parts.store), parts.soft.clone());
+        let (pools, urls) = (parts.upstreams.ids(), parts.urls);
+        let capacity = Capacity::new(parts.destinations, pools, urls, &parts.config);
         let shared = Shared {
             transports: Transports::new(parts.destinations, parts.upstreams)?,
-            capacity: Capacity::new(parts.destinations, &parts.config),
+            capacity,
             claims,
             finisher: Finisher::new(parts.group, parts.bells.clone(), parts.hard.clone()),
             store: parts.store,

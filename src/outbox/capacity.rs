@@ -1,9 +1,9 @@
 //! How much may be under way: in all, for each tenant, and for each destination by its cap, rate
 //! and breaker.
 //!
-//! Configured destinations have a place each; those of pools and URLs get one when they are first
-//! met, and lose it when it is idle and room is needed. A [`Slot`] is the right to one try and
-//! frees its room when it is dropped.
+//! Configured destinations and pools have a place each; those of URLs get one when they are first
+//! met, and lose it when it is idle and room is needed. Whatever else has no place: it waits for a
+//! gateway that knows it. A [`Slot`] is the right to one try and frees its room when it is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,11 @@ use super::breaker::{Breaker, Passage, Rules, Word};
 use super::rate::Bucket;
 use crate::config::{DestinationConfig, OutboxConfig};
 use crate::domain::intent::Destination;
-use crate::domain::scope::TenantScope;
+use crate::domain::scope::{PoolId, TenantScope};
 use crate::ids;
 use crate::telemetry::metric;
 
-/// Destinations of pools and URLs that have a place at one time; others wait until one is idle.
+/// Destinations of URLs that have a place at one time; others wait until one is idle.
 pub const PLACES_MAX: usize = 10_000;
 
 /// All rooms. Clones are the same.
@@ -31,6 +31,8 @@ struct Rooms {
     in_flight: usize,
     tenants: HashMap<String, usize>,
     places: HashMap<Destination, Place>,
+    /// Whether URLs get a place.
+    urls: bool,
     /// Of those in `places`, how many are not configured.
     on_demand: usize,
     /// Somebody may be left without room: freed room is worth a round.
@@ -60,7 +62,7 @@ pub enum Shut {
     Open(Duration),
     /// There is no room at this moment.
     Full,
-    /// No such destination is configured here.
+    /// This gateway's configuration has no such destination.
     Unknown,
 }
 
@@ -76,34 +78,42 @@ pub struct Slot {
 }
 
 impl Capacity {
-    /// With a place for each configured destination.
+    /// With a place for each configured destination and each of these pools. `urls`: whether
+    /// effects may go to any others.
     #[must_use]
-    pub fn new(destinations: &[DestinationConfig], config: &OutboxConfig) -> Self {
-        let breaker = Rules {
-            faults: config.breaker_faults.max(1),
-            open: config.breaker_open,
+    pub fn new<'a>(
+        destinations: &[DestinationConfig],
+        pools: impl Iterator<Item = &'a PoolId>,
+        urls: bool,
+        config: &OutboxConfig,
+    ) -> Self {
+        let limits = Limits {
+            in_flight_max: config.in_flight_max,
+            per_tenant_max: config.in_flight_per_tenant_max,
+            concurrency_max: config.concurrency_max,
+            breaker: Rules {
+                faults: config.breaker_faults.max(1),
+                open: config.breaker_open,
+            },
         };
         let now = Instant::now();
-        let places = destinations.iter().map(|destination| {
+        let pools = pools.map(|id| {
+            let place = Place::new(true, limits.concurrency_max, limits.breaker);
+            (Destination::pool(id.as_str()), place)
+        });
+        let destinations = destinations.iter().map(|destination| {
             let place = Place {
-                configured: true,
-                concurrency_max: destination.concurrency_max,
-                in_flight: 0,
-                breaker: Breaker::new(breaker),
                 bucket: destination.rate_max.map(|rate| Bucket::new(rate, now)),
+                ..Place::new(true, destination.concurrency_max, limits.breaker)
             };
             (destination.id.clone(), place)
         });
         Self(Arc::new(Mutex::new(Rooms {
-            limits: Limits {
-                in_flight_max: config.in_flight_max,
-                per_tenant_max: config.in_flight_per_tenant_max,
-                concurrency_max: config.concurrency_max,
-                breaker,
-            },
+            limits,
             in_flight: 0,
             tenants: HashMap::new(),
-            places: places.collect(),
+            places: pools.chain(destinations).collect(),
+            urls,
             on_demand: 0,
             wanted: false,
         })))
@@ -131,10 +141,11 @@ impl Capacity {
         rooms.place(destination).map_or(0, |place| place.room(now))
     }
 
-    /// Whether a destination is configured, or needs not to be.
+    /// Whether a destination is configured, a pool, or a URL where these are allowed.
     #[must_use]
     pub fn knows(&self, destination: &Destination) -> bool {
-        is_on_demand(destination) || self.rooms().places.contains_key(destination)
+        let rooms = self.rooms();
+        rooms.urls && is_url(destination) || rooms.places.contains_key(destination)
     }
 
     /// When a rate that holds one of these back lets something pass; `None`: no rate does.
@@ -207,19 +218,13 @@ impl Capacity {
 }
 
 impl Rooms {
-    /// The destination's place; made if it needs none in the configuration and there is room.
+    /// The destination's place; made for a URL, if these are allowed and there is room.
     fn place(&mut self, destination: &Destination) -> Option<&mut Place> {
         if !self.places.contains_key(destination) {
-            if !is_on_demand(destination) || !self.make_room() {
+            if !self.urls || !is_url(destination) || !self.make_room() {
                 return None;
             }
-            let place = Place {
-                configured: false,
-                concurrency_max: self.limits.concurrency_max,
-                in_flight: 0,
-                breaker: Breaker::new(self.limits.breaker),
-                bucket: None,
-            };
+            let place = Place::new(false, self.limits.concurrency_max, self.limits.breaker);
             self.places.insert(destination.clone(), place);
             self.on_demand += 1;
         }
@@ -244,6 +249,16 @@ impl Rooms {
 }
 
 impl Place {
+    fn new(configured: bool, concurrency_max: usize, breaker: Rules) -> Self {
+        Self {
+            configured,
+            concurrency_max,
+            in_flight: 0,
+            breaker: Breaker::new(breaker),
+            bucket: None,
+        }
+    }
+
     fn room(&self, now: Instant) -> usize {
         let passing = match self.breaker.passage(now) {
             Passage::Free => usize::MAX,
@@ -336,9 +351,8 @@ impl Drop for Slot {
     }
 }
 
-/// Pools and URLs need no configured destination.
-fn is_on_demand(destination: &Destination) -> bool {
-    destination.0.starts_with("pool:") || destination.0.starts_with("url:")
+fn is_url(destination: &Destination) -> bool {
+    destination.0.starts_with("url:")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
@@ -361,7 +375,8 @@ mod tests {
             breaker_faults: 2,
             breaker_open: Duration::from_secs(10),
         };
-        Capacity::new(&[], &config)
+        let pools = ["x", "y", "z"].map(PoolId::stored);
+        Capacity::new(&[], pools.iter(), true, &config)
     }
 
     fn enter(capacity: &Capacity, tenant: &str, destination: &str) -> Result<Slot, Shut> {
@@ -411,10 +426,13 @@ mod tests {
         for n in 0..2 * PLACES_MAX {
             let room = capacity.of_destination(&Destination(format!("url:x{n}")), Instant::now());
             assert_eq!(room, 2);
-            assert!(capacity.rooms().places.len() <= PLACES_MAX);
+            assert!(capacity.rooms().on_demand <= PLACES_MAX);
         }
         assert!(capacity.rooms().places.contains_key(&busy.destination));
-        assert_eq!(enter(&capacity, "a", "nobody").err(), Some(Shut::Unknown));
+        for unknown in ["nobody", "pool:nobody"] {
+            assert_eq!(enter(&capacity, "a", unknown).err(), Some(Shut::Unknown));
+            assert!(!capacity.knows(&Destination(unknown.to_owned())));
+        }
         drop(busy);
         assert_eq!(capacity.total(), 9);
     }

@@ -123,6 +123,7 @@ impl Rig {
             destinations,
             config: config.clone(),
             upstreams: self.pools.clone(),
+            urls: config.allow_urls,
             bells: self.bells.clone(),
             tracker: self.tracker.clone(),
             soft: self.soft.clone(),
