@@ -6,7 +6,8 @@
 //! workers out.
 //!
 //! It does not know what an intent is for. Its invariants:
-//! - Nothing is sent without a claim that certainly holds at that moment, by the monotonic clock.
+//! - Nothing is sent without a claim that certainly holds at that moment, by the monotonic clock;
+//!   of a request without a body to a destination or URL: at the moment before it connects.
 //! - While something is sent, no connection of the store is held.
 //! - Room is freed only once the end of the try is written, or given up: memory is bounded by the
 //!   room, whatever the store does.

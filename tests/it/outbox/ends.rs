@@ -7,7 +7,8 @@ use oncegate::domain::intent::{ClaimWish, IntentClaimed, IntentKey, IntentStatus
 use oncegate::ids;
 
 use super::fixture::{Rig, config, http, put};
-use crate::support::clock::eventually;
+use crate::support::blackhole::Blackhole;
+use crate::support::clock::{AT_ONCE, eventually, let_pass, within};
 use crate::support::destination::{Act, Destination};
 use crate::support::rows::Kind;
 
@@ -155,5 +156,47 @@ async fn a_store_that_is_gone_when_a_try_ends_hears_of_it_when_it_is_back() {
     let line = rig.until_status(&key, IntentStatus::Completed).await;
     assert_eq!(line.tries, 1);
     assert_eq!(there.received().len(), 1, "it was not sent again");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_soft_shutdown_while_connecting_gives_back_at_once_and_costs_no_try() {
+    let hole = Blackhole::new().await;
+    let rig = Rig::start(&[http("shop", &hole.url())]).await;
+    let key = rig.put_one(put("shop", "key-1").timeout(60_000)).await;
+    rig.until(&key, |line| line.claimed).await;
+    // It is connecting by now.
+    let_pass(Duration::from_millis(500)).await;
+    rig.soft.cancel();
+    let line = within(AT_ONCE, "it is given back", async || {
+        let line = rig.line(&key).await;
+        (!line.claimed).then_some(line)
+    })
+    .await;
+    assert_eq!((line.status, line.tries), (IntentStatus::Pending, 0));
+    assert_eq!(rig.attempts().await, [("released", 1)].into());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_lost_while_connecting_sends_nothing() {
+    let there = Destination::start().await;
+    let mut hole = Blackhole::new().await;
+    let rig = Rig::store(Kind::Sqlite).await;
+    let short = OutboxConfig {
+        claim_lease: Duration::from_millis(900),
+        ..config()
+    };
+    rig.drain(&[http("shop", &hole.url())], &short);
+    let key = rig.put_one(put("shop", "key-1").timeout(60_000)).await;
+    rig.until(&key, |line| line.claimed).await;
+    steal(&rig, &key).await;
+    // The next heartbeat tells that the claim is another's.
+    let_pass(Duration::from_millis(600)).await;
+    hole.open(there.address());
+    // The kernel knocks again one and three seconds after the first time.
+    let_pass(Duration::from_secs(4)).await;
+    assert_eq!(there.received().len(), 0);
+    assert_eq!(there.open(), 0, "it knocked, and went away");
     rig.stop().await;
 }
