@@ -22,6 +22,9 @@ use crate::telemetry::metric;
 /// Destinations of URLs that have a place at one time; others wait until one is idle.
 pub const PLACES_MAX: usize = 10_000;
 
+/// How long a try for a pool or a URL may take, unless its effect says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
 /// All rooms. Clones are the same.
 #[derive(Clone)]
 pub struct Capacity(Arc<Mutex<Rooms>>);
@@ -50,6 +53,7 @@ struct Limits {
 struct Place {
     configured: bool,
     concurrency_max: usize,
+    timeout: Duration,
     in_flight: usize,
     breaker: Breaker,
     bucket: Option<Bucket>,
@@ -72,6 +76,7 @@ pub struct Slot {
     tenant: String,
     destination: Destination,
     probe: bool,
+    timeout: Duration,
     said: bool,
     /// Rung when the room that is freed is wanted.
     freed: Arc<tokio::sync::Notify>,
@@ -103,6 +108,7 @@ impl Capacity {
         });
         let destinations = destinations.iter().map(|destination| {
             let place = Place {
+                timeout: destination.timeout,
                 bucket: destination.rate_max.map(|rate| Bucket::new(rate, now)),
                 ..Place::new(true, destination.concurrency_max, limits.breaker)
             };
@@ -184,7 +190,7 @@ impl Capacity {
             return Err(Shut::Full);
         }
         let place = rooms.place(destination).ok_or(Shut::Unknown)?;
-        let probe = place.enter(now)?;
+        let (probe, timeout) = (place.enter(now)?, place.timeout);
         rooms.in_flight += 1;
         *rooms.tenants.entry(tenant.to_owned()).or_default() += 1;
         tell_in_flight(rooms.in_flight);
@@ -194,6 +200,7 @@ impl Capacity {
             tenant: tenant.to_owned(),
             destination: destination.clone(),
             probe,
+            timeout,
             said: false,
             freed: Arc::clone(freed),
         })
@@ -253,6 +260,7 @@ impl Place {
         Self {
             configured,
             concurrency_max,
+            timeout: TIMEOUT,
             in_flight: 0,
             breaker: Breaker::new(breaker),
             bucket: None,
@@ -306,6 +314,12 @@ impl Slot {
     #[must_use]
     pub fn is_probe(&self) -> bool {
         self.probe
+    }
+
+    /// How long a try of the destination may take, unless its effect says otherwise.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// The probe is not waited for any more: the breaker stays open, and the try goes on as any

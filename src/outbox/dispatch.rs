@@ -68,9 +68,10 @@ impl Dispatch {
         let progress = SendProgress::only_if(move || claim.holds());
         let limit = Duration::from_millis(intent.sending.timeout_ms);
         let sending = shared.transports.send(intent, &progress);
+        let usual = self.slot.timeout();
         let sending = waited_for(sending, &mut self.slot);
         let mut sending = Box::pin(tokio::time::timeout(limit, sending));
-        let over = |_| Tried::timed_out(limit);
+        let over = |_| Tried::timed_out(limit, usual);
         let (soft, hard) = (&shared.soft, &shared.hard);
         tokio::select! {
             biased;

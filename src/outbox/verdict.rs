@@ -84,14 +84,20 @@ impl Tried {
         Self::failed(Fault::Item, "unsendable", why)
     }
 
-    /// The whole try took too long; the receiver may have taken it.
+    /// The whole try took too long; the receiver may have taken it. `usual`: how long tries of its
+    /// destination may take. A shorter limit is the item's own, and says nothing about the others.
     #[must_use]
-    pub fn timed_out(limit: Duration) -> Self {
+    pub fn timed_out(limit: Duration, usual: Duration) -> Self {
         let why = format!(
             "no whole answer within {}",
             humantime::format_duration(limit)
         );
-        Self::failed(Fault::Destination, "timeout", &why)
+        let tried = Self::failed(Fault::Destination, "timeout", &why);
+        if limit < usual {
+            tried.saying(Word::Nothing)
+        } else {
+            tried
+        }
     }
 
     /// Nothing was sent; due again after this.
