@@ -34,6 +34,53 @@ fn tasks(rig: &Rig) -> Tasks {
     Tasks::new(rig.store.clone(), rig.group.clone(), rig.bells.clone())
 }
 
+#[tokio::test]
+async fn a_tenants_own_workers_see_a_task_behind_thousands_of_its_lanes() {
+    let rig = Rig::store(Kind::Sqlite).await;
+    let lanes: Vec<_> = (0..5_500)
+        .map(|n| put(&format!("d-{n:05}"), "key"))
+        .collect();
+    for some in lanes.chunks(500) {
+        rig.put(some).await;
+    }
+    let last = rig.put_one(task("pack", "last")).await;
+    let tasks = tasks(&rig);
+    let acme = TenantScope::named(b"acme").unwrap();
+    let claim = async || tasks.claim(Some(&acme), "pack", 9, LEASE, "w").await;
+    let mut found = Vec::new();
+    for _ in 0..3 {
+        found.extend(claim().await.unwrap());
+    }
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].key, last);
+    // Behind the end comes the beginning again.
+    let next = rig.put_one(task("pack", "next").of("acme 1-user")).await;
+    let mut found = Vec::new();
+    for _ in 0..3 {
+        found.extend(claim().await.unwrap());
+    }
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].key, next);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn principals_take_turns_at_their_tenants_own_workers() {
+    let rig = Rig::store(Kind::Sqlite).await;
+    let mut puts: Vec<_> = (0..9).map(|n| task("pack", &format!("a-{n}"))).collect();
+    puts.push(task("pack", "p").of("acme 1-user"));
+    rig.put(&puts).await;
+    let tasks = tasks(&rig);
+    let acme = TenantScope::named(b"acme").unwrap();
+    let mut firsts = Vec::new();
+    for _ in 0..2 {
+        let claimed = tasks.claim(Some(&acme), "pack", 1, LEASE, "w").await;
+        firsts.extend(claimed.unwrap().into_iter().map(|one| one.idempotency_key));
+    }
+    assert!(firsts.contains(&"p".to_owned()), "{firsts:?}");
+    rig.stop().await;
+}
+
 /// A store whose second look for what is due fails.
 struct Failing {
     inner: Arc<dyn Store>,
