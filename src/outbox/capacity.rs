@@ -2,7 +2,8 @@
 //! and breaker.
 //!
 //! Configured destinations and pools have a place each; those of URLs get one when they are first
-//! met, and lose it when it is idle and room is needed. Whatever else has no place: it waits for a
+//! met, and lose it when room is needed: idle ones first, else the one whose breaker lets something
+//! pass again first, for so little is forgotten with it. Whatever else has no place: it waits for a
 //! gateway that knows it. A [`Slot`] is the right to one try and frees its room when it is dropped.
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +20,7 @@ use crate::domain::scope::{PoolId, TenantScope};
 use crate::ids;
 use crate::telemetry::metric;
 
-/// Destinations of URLs that have a place at one time; others wait until one is idle.
+/// Destinations of URLs that have a place at one time.
 pub const PLACES_MAX: usize = 10_000;
 
 /// How long a try for a pool or a URL may take, unless its effect says otherwise.
@@ -238,20 +239,28 @@ impl Rooms {
         self.places.get_mut(destination)
     }
 
-    /// Forgets every idle place when there are too many.
+    /// Forgets every idle place when there are too many; if there is none, the shut one whose pause
+    /// is over first. `false`: all are at work.
     fn make_room(&mut self) -> bool {
-        if self.on_demand >= PLACES_MAX {
-            let now = Instant::now();
-            self.places
-                .retain(|_, place| place.configured || !place.is_idle(now));
-            let configured = self
-                .places
-                .values()
-                .filter(|place| place.configured)
-                .count();
-            self.on_demand = self.places.len() - configured;
+        if self.on_demand < PLACES_MAX {
+            return true;
         }
+        let now = Instant::now();
+        self.places
+            .retain(|_, place| place.configured || !place.is_idle(now));
+        if self.of_urls().count() >= PLACES_MAX {
+            let at_rest = self.of_urls().filter(|(_, place)| place.in_flight == 0);
+            let first = at_rest.min_by_key(|(_, place)| place.shut_for(now));
+            if let Some(first) = first.map(|(destination, _)| destination.clone()) {
+                self.places.remove(&first);
+            }
+        }
+        self.on_demand = self.of_urls().count();
         self.on_demand < PLACES_MAX
+    }
+
+    fn of_urls(&self) -> impl Iterator<Item = (&Destination, &Place)> {
+        self.places.iter().filter(|(_, place)| !place.configured)
     }
 }
 
@@ -297,15 +306,21 @@ impl Place {
     /// `None`: something else than the rate holds it back, or nothing does.
     fn next_token(&self, now: Instant) -> Option<Duration> {
         let bucket = self.bucket.filter(|bucket| bucket.room(now) == 0)?;
-        let held = self.in_flight >= self.concurrency_max
-            || matches!(self.breaker.passage(now), Passage::Shut(_));
+        let held = self.in_flight >= self.concurrency_max || !self.shut_for(now).is_zero();
         (!held).then(|| bucket.wait(now))
+    }
+
+    fn shut_for(&self, now: Instant) -> Duration {
+        match self.breaker.passage(now) {
+            Passage::Shut(pause) => pause,
+            Passage::Free | Passage::Probe => Duration::ZERO,
+        }
     }
 
     /// Nothing is on its way, and its breaker holds nothing back now: a place for a host that
     /// failed once and is never asked again must not stay for ever.
     fn is_idle(&self, now: Instant) -> bool {
-        self.in_flight == 0 && !matches!(self.breaker.passage(now), Passage::Shut(_))
+        self.in_flight == 0 && self.shut_for(now).is_zero()
     }
 }
 
@@ -443,12 +458,31 @@ mod tests {
             assert!(capacity.rooms().on_demand <= PLACES_MAX);
         }
         assert!(capacity.rooms().places.contains_key(&busy.destination));
-        for unknown in ["nobody", "pool:nobody"] {
-            assert_eq!(enter(&capacity, "a", unknown).err(), Some(Shut::Unknown));
-            assert!(!capacity.knows(&Destination(unknown.to_owned())));
-        }
+        let unknown = |to| enter(&capacity, "a", to).err() == Some(Shut::Unknown);
+        assert!(unknown("nobody") && unknown("pool:nobody"));
         drop(busy);
         assert_eq!(capacity.total(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_whose_breakers_are_open_make_room_for_pools_and_other_hosts() {
+        let capacity = capacity(9, 9);
+        let fail = |host: &str| {
+            for _ in 0..2 {
+                enter(&capacity, "a", host).unwrap().say(Word::Fails);
+            }
+        };
+        // The one that is asked again first.
+        fail("url:oldest");
+        tokio::time::advance(Duration::from_secs(6)).await;
+        for n in 1..PLACES_MAX {
+            fail(&format!("url:x{n}"));
+        }
+        let room = |to: &str| capacity.of_destination(&Destination(to.to_owned()), Instant::now());
+        assert_eq!(room("pool:x"), 2);
+        assert_eq!(room("url:x1"), 0);
+        assert_eq!(room("url:next"), 2);
+        assert_eq!(room("url:oldest"), 2, "it begins anew");
     }
 
     /// Else hosts that failed once and are never asked again would keep all others out.
