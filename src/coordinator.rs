@@ -29,13 +29,14 @@ use crate::domain::run::{
 use crate::ids;
 use crate::lifecycle::Bells;
 use crate::store::group::Group;
+use crate::store::portion::Portion;
 use crate::store::{Store, StoreError};
 use crate::telemetry::{Chain, metric};
 
 /// How often a run is loaded and computed again after conflicts, and a commit is sent again whose
 /// reply was lost.
 pub const TRIES_MAX: u32 = 8;
-/// Runs that are loaded at once.
+/// Runs that are loaded at once, at most.
 const LOAD_MAX: usize = 64;
 /// Runs whose ticks are computed and committed at once.
 const CONCURRENT_MAX: usize = 64;
@@ -52,6 +53,7 @@ struct Inner {
     store: Arc<dyn Store>,
     group: Group,
     bells: Bells,
+    portion: Portion,
     ticked: broadcast::Sender<RunKey>,
 }
 
@@ -106,6 +108,7 @@ impl Coordinator {
             store,
             group,
             bells,
+            portion: Portion::new(LOAD_MAX),
             ticked,
         }))
     }
@@ -154,12 +157,24 @@ impl Coordinator {
     /// Moves on up to `limit` runs that something happened to, and returns how many it has.
     ///
     /// # Errors
-    /// When the store can't say which. One run's trouble is logged and stops no other.
+    /// When the store can't say which, or what they are. One run's trouble is logged and stops no
+    /// other.
     pub async fn advance(&self, limit: u32) -> Result<u64, StoreError> {
         let due = self.0.store.runs_due(limit).await?;
-        let mut committed = 0;
-        for keys in due.chunks(LOAD_MAX) {
-            let loaded = self.load_all(keys).await?;
+        let (mut committed, mut failed) = (0, None);
+        let mut rest = &due[..];
+        while !rest.is_empty() {
+            let (keys, later) = self.0.portion.split(rest);
+            rest = later;
+            let loaded = self.load_all(keys).await;
+            let too_much = self.0.portion.hear(&loaded);
+            let loaded = match loaded {
+                Err(error) if too_much => {
+                    failed = Some(error);
+                    continue;
+                }
+                loaded => loaded?,
+            };
             let mut ends = stream::iter(loaded)
                 .map(|loaded| self.advance_one(loaded))
                 .buffer_unordered(CONCURRENT_MAX);
@@ -167,7 +182,10 @@ impl Coordinator {
                 committed += u64::from(advanced == Advanced::Committed);
             }
         }
-        Ok(committed)
+        match failed {
+            Some(error) if committed == 0 => Err(error),
+            _ => Ok(committed),
+        }
     }
 
     /// Runs that this process moved on, from now on. Whoever lags looks again at what it waits

@@ -49,6 +49,7 @@ use crate::ids;
 use crate::lifecycle::Bells;
 use crate::store::group::Group;
 use crate::store::outbox::OutboxStore;
+use crate::store::portion::Portion;
 use crate::upstream::Upstreams;
 
 /// What an [`Outbox`] is made of.
@@ -103,6 +104,7 @@ pub struct Shared {
     transports: Transports,
     capacity: Capacity,
     claims: Claims,
+    portion: Portion,
     finisher: Finisher,
     bells: Bells,
     tracker: TaskTracker,
@@ -130,6 +132,7 @@ impl Outbox {
             transports: Transports::new(parts.destinations, parts.upstreams)?,
             capacity,
             claims,
+            portion: Portion::new(drainer::CLAIMS_MAX),
             finisher: Finisher::new(parts.group, parts.bells.clone(), parts.hard.clone()),
             store: parts.store,
             bells: parts.bells,

@@ -49,6 +49,8 @@ pub(super) struct Shelf {
     pub runs: BTreeMap<RunKey, Model>,
     pub faults: VecDeque<Fault>,
     pub unreadable: BTreeSet<RunKey>,
+    /// Takes too long to load together with others.
+    pub heavy: Option<RunKey>,
     /// Every tick that was sent, by run.
     pub sent: Vec<(RunKey, Stamp)>,
 }
@@ -107,6 +109,11 @@ impl RunStore for Double {
                 column: "status",
                 what: "nonsense".to_owned(),
             });
+        }
+        let is_heavy = |key| Some(key) == held.heavy.as_ref();
+        if keys.len() > 1 && keys.iter().any(is_heavy) {
+            let slow = io::Error::new(io::ErrorKind::TimedOut, "too slow");
+            return Err(StoreError::Ambiguous(slow.into()));
         }
         Ok(keys
             .iter()

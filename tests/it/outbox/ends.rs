@@ -1,11 +1,13 @@
 //! How tries end: claims that are lost, shutdowns, stores that do not answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::config::OutboxConfig;
 use oncegate::domain::intent::{ClaimWish, IntentClaimed, IntentKey, IntentStatus, Stamp};
 use oncegate::ids;
 
+use super::double::Failing;
 use super::fixture::{Rig, config, http, put};
 use crate::support::blackhole::Blackhole;
 use crate::support::clock::{AT_ONCE, eventually, let_pass, within};
@@ -156,6 +158,26 @@ async fn a_store_that_is_gone_when_a_try_ends_hears_of_it_when_it_is_back() {
     let line = rig.until_status(&key, IntentStatus::Completed).await;
     assert_eq!(line.tries, 1);
     assert_eq!(there.received().len(), 1, "it was not sent again");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn claims_that_take_too_long_together_are_taken_one_by_one_and_hold_nothing_up() {
+    let there = Destination::start().await;
+    let rig = Rig::store(Kind::Sqlite).await;
+    let puts: Vec<_> = (0..40).map(|n| put("shop", &format!("k-{n}"))).collect();
+    let keys = rig.put(&puts).await;
+    let store = Arc::new(Failing {
+        heavy: Some(keys[5].clone()),
+        ..Failing::of(rig.store.clone())
+    });
+    let mut wide = http("shop", &there.url("/"));
+    wide.concurrency_max = 100;
+    rig.drain_from(store, &[wide], &config());
+    for key in &keys {
+        let line = rig.until_status(key, IntentStatus::Completed).await;
+        assert_eq!((line.tries, line.deaths), (1, 0));
+    }
     rig.stop().await;
 }
 

@@ -1,21 +1,15 @@
 //! Tasks, as step workers pull them and tell their results.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use oncegate::domain::intent::{
-    ClaimWish, Destination, Finish, Finished, How, IntentClaimed, IntentId, IntentKey, IntentStatus,
-};
+use oncegate::domain::intent::{Finished, How, IntentStatus};
 use oncegate::domain::scope::TenantScope;
 use oncegate::outbox::tasks::{TaskResult, Tasks};
-use oncegate::store::outbox::{
-    ClaimBeat, IntentLine, IntentSearch, Lane, LaneWish, OutboxCensus, OutboxStore, Pause,
-};
-use oncegate::store::{Audit, Resolved, Store, StoreError};
 use serde_json::json;
 
+use super::double::Failing;
 use super::fixture::{Put, RETRY_SOON, Rig, put};
 use crate::support::rows::Kind;
 
@@ -81,59 +75,13 @@ async fn principals_take_turns_at_their_tenants_own_workers() {
     rig.stop().await;
 }
 
-/// A store whose second look for what is due fails.
-struct Failing {
-    inner: Arc<dyn Store>,
-    looks: AtomicUsize,
-}
-
-#[async_trait]
-impl OutboxStore for Failing {
-    async fn lanes(&self, after: Option<&Lane>, limit: u32) -> Result<Vec<Lane>, StoreError> {
-        self.inner.lanes(after, limit).await
-    }
-    async fn due(&self, wishes: &[LaneWish]) -> Result<Vec<IntentKey>, StoreError> {
-        if self.looks.fetch_add(1, Ordering::SeqCst) == 1 {
-            return Err(StoreError::Unavailable(sqlx::Error::PoolTimedOut));
-        }
-        self.inner.due(wishes).await
-    }
-    async fn claim(&self, wishes: &[ClaimWish]) -> Result<Vec<IntentClaimed>, StoreError> {
-        self.inner.claim(wishes).await
-    }
-    async fn extend(&self, beats: &[ClaimBeat]) -> Result<Vec<bool>, StoreError> {
-        self.inner.extend(beats).await
-    }
-    async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
-        self.inner.finish(ends).await
-    }
-    async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
-        self.inner.find_intent(id).await
-    }
-    async fn find_intents(&self, search: &IntentSearch) -> Result<Vec<IntentLine>, StoreError> {
-        self.inner.find_intents(search).await
-    }
-    async fn discard(&self, key: &IntentKey, audit: &Audit) -> Result<Resolved, StoreError> {
-        self.inner.discard(key, audit).await
-    }
-    async fn set_paused(&self, at: &Destination, on: bool, by: &Audit) -> Result<(), StoreError> {
-        self.inner.set_paused(at, on, by).await
-    }
-    async fn paused(&self) -> Result<Vec<Pause>, StoreError> {
-        self.inner.paused().await
-    }
-    async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
-        self.inner.outbox_census().await
-    }
-}
-
 #[tokio::test]
 async fn tasks_that_were_won_reach_their_worker_though_a_later_look_fails() {
     let rig = Rig::store(Kind::Sqlite).await;
     rig.put_one(task("pack", "key-1")).await;
     let store = Arc::new(Failing {
-        inner: rig.store.clone(),
-        looks: AtomicUsize::new(0),
+        fails_at_look: Some(1),
+        ..Failing::of(rig.store.clone())
     });
     let tasks = Tasks::new(store.clone(), rig.group.clone(), rig.bells.clone());
     let claimed = tasks.claim(None, "pack", 9, LEASE, "w").await.unwrap();
