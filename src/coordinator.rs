@@ -7,6 +7,7 @@
 //! - A commit whose reply was lost is sent again as it is before anything is computed anew.
 //! - A conflict costs a run nothing: it is loaded and computed again, a bounded number of times,
 //!   and after that left to the next round.
+//! - Each round begins where the one before ended: runs that can't be moved on starve no other.
 //! - What was committed is committed whether or not somebody hears of it: bells and
 //!   [`Coordinator::watch`] are hints.
 
@@ -16,7 +17,7 @@ mod double;
 mod tests;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
@@ -30,6 +31,7 @@ use crate::ids;
 use crate::lifecycle::Bells;
 use crate::store::group::Group;
 use crate::store::portion::Portion;
+use crate::store::runs::{DuePlace, RunsDue};
 use crate::store::{Store, StoreError};
 use crate::telemetry::{Chain, metric};
 
@@ -53,6 +55,8 @@ struct Inner {
     store: Arc<dyn Store>,
     group: Group,
     bells: Bells,
+    /// Where the next round's look begins.
+    place: Mutex<DuePlace>,
     portion: Portion,
     ticked: broadcast::Sender<RunKey>,
 }
@@ -108,6 +112,7 @@ impl Coordinator {
             store,
             group,
             bells,
+            place: Mutex::default(),
             portion: Portion::new(LOAD_MAX),
             ticked,
         }))
@@ -160,7 +165,10 @@ impl Coordinator {
     /// When the store can't say which, or what they are. One run's trouble is logged and stops no
     /// other.
     pub async fn advance(&self, limit: u32) -> Result<u64, StoreError> {
-        let due = self.0.store.runs_due(limit).await?;
+        let from = self.place().clone();
+        let RunsDue { keys: due, next } = self.0.store.runs_due(&from, limit).await?;
+        // Whatever becomes of these, the next round looks at others.
+        *self.place() = next;
         let (mut committed, mut failed) = (0, None);
         let mut rest = &due[..];
         while !rest.is_empty() {
@@ -283,6 +291,11 @@ impl Coordinator {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Every change is whole before anything can panic.
+    fn place(&self) -> MutexGuard<'_, DuePlace> {
+        self.0.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells everybody who waits that a tick was committed.

@@ -37,7 +37,7 @@ create table eec_run (
 -- How operators find a run by its id alone.
 create index eec_run_run_id on eec_run (run_id);
 -- How ended timers are found.
-create index eec_run_due_at on eec_run (due_at) where due_at is not null;
+create index eec_run_due_at on eec_run (due_at, tenant_scope, run_id) where due_at is not null;
 -- How operators find what does not go on by itself.
 create index eec_run_stuck on eec_run (tenant_scope, run_id) where status = 'stuck';
 -- How the gauges count what is not over.

@@ -177,6 +177,30 @@ async fn one_runs_trouble_stops_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn runs_that_can_never_be_moved_on_starve_no_other() {
+    let bench = Bench::new(&[1, 2, 3, 4, 5, 6, 7], &[sends("a", &["1"])]);
+    for id in 1..=7 {
+        bench.is_sent(id);
+    }
+    // Together they fill every round.
+    bench.store.open().unreadable = [1, 2, 3].map(run_key).into();
+    for _ in 0..4 {
+        bench.coordinator.advance(3).await.unwrap();
+    }
+    for id in 4..=7 {
+        assert_eq!(bench.status(id), RunStatus::Completed);
+    }
+    // Behind the end comes the beginning again.
+    bench.store.open().unreadable.clear();
+    for _ in 0..2 {
+        bench.coordinator.advance(3).await.unwrap();
+    }
+    for id in 1..=3 {
+        assert_eq!(bench.status(id), RunStatus::Completed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn runs_that_take_too_long_to_load_together_are_loaded_one_by_one() {
     let ids: Vec<u128> = (1..=200).collect();
     let bench = Bench::new(&ids, &[sends("a", &["1"])]);

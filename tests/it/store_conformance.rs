@@ -107,6 +107,7 @@ macro_rules! conformance {
             run_changes::a_change_is_told_until_it_was_seen,
             run_changes::a_tick_takes_one_in_and_gives_the_next_its_turn,
             run_reads::ended_timers_and_changes_are_due_and_nothing_else,
+            run_reads::each_look_for_what_is_due_goes_on_where_the_last_one_ended,
             run_reads::what_is_due_is_told_of_every_tenant,
             run_reads::a_run_is_loaded_with_what_a_tick_looks_at,
             run_reads::the_answer_of_an_accepted_request_is_told,
