@@ -86,10 +86,13 @@ create table eec_effect_intent (
     -- When it may be claimed: its first turn, the next try, or the end of the claim. Null: it waits
     -- for its turn, or is final.
     due_at              timestamptz,
-    -- When its turn came; from the first try on, when that was: the horizon counts from here.
+    -- When its turn came or it was redriven; from the first try after that on, when that was: the
+    -- horizon counts from here.
     first_due_at        timestamptz,
     -- Claims that were not given back.
     tries               integer     not null default 0,
+    -- Of these, before the newest redrive: pauses and the horizon count from there.
+    tries_before        integer     not null default 0,
     -- Tries that failed for a fault of the item itself.
     faults              integer     not null default 0,
     -- Claims in a row that ended without a word.

@@ -271,9 +271,12 @@ pub struct ClaimedIntent {
     pub stamp: Stamp,
     /// Which try this is, from 1.
     pub tries: u32,
+    /// Tries before the newest redrive: the budget of those that follow is a new one.
+    pub tries_before: u32,
     /// Tries that failed for a fault of the item.
     pub faults: u32,
-    /// How long ago its first try was: however long it waited before, the horizon counts from here.
+    /// How long ago its first try was, since the newest redrive: however long it waited before, the
+    /// horizon counts from here.
     pub age: Duration,
     /// How.
     pub sending: Sending,
@@ -364,7 +367,7 @@ pub enum Next {
 
 impl Retry {
     /// What follows a try that failed. `tries`: with this one, from 1; `faults`: of the item,
-    /// with this one; `age`: since the first try; `retry_after`: what the destination asked
+    /// with this one; `age`: since the first try; all since the newest redrive; `retry_after`: what the destination asked
     /// for; `jitter`: from 0 to 1.
     ///
     /// The pause is exponential, between half and one and a half times its nominal length. What

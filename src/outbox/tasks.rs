@@ -328,7 +328,8 @@ fn ended(line: &IntentLine, result: TaskResult, jitter: f64) -> (End, Note) {
 fn failed(line: &IntentLine, retryable: bool, jitter: f64) -> End {
     let (fault, age) = (Fault::Destination, line.age.unwrap_or_default());
     let retry = &line.sending.retry;
-    let next = retry.after(fault, line.tries, line.faults, age, None, jitter);
+    let tries = line.tries.saturating_sub(line.tries_before);
+    let next = retry.after(fault, tries, line.faults, age, None, jitter);
     match next {
         Next::Again(after) if retryable => End::Again {
             after,

@@ -199,7 +199,8 @@ fn failure(
     let item_fault = fault == Fault::Item;
     let faults = intent.faults.saturating_add(u32::from(item_fault));
     let retry = &intent.sending.retry;
-    match retry.after(fault, intent.tries, faults, age, retry_after, jitter) {
+    let tries = intent.tries.saturating_sub(intent.tries_before);
+    match retry.after(fault, tries, faults, age, retry_after, jitter) {
         Next::Again(after) => End::Again { after, item_fault },
         Next::GiveUp => End::Dead { item_fault },
     }

@@ -136,6 +136,7 @@ macro_rules! conformance {
             outbox_claims::one_of_many_concurrent_claims_of_an_intent_wins,
             outbox_claims::one_of_many_claims_of_an_intent_in_a_batch_wins,
             outbox_claims::a_claim_gets_all_that_is_sent,
+            outbox_claims::the_horizon_counts_from_the_first_try_after_a_redrive,
             outbox_claims::a_body_of_five_megabytes_is_sent_whole,
             outbox_claims::a_claim_of_an_intent_sent_again_is_won_again,
             outbox_claims::only_what_is_pending_and_due_is_claimed,
