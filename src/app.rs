@@ -410,6 +410,7 @@ fn start_runs(
         destinations: &config.destinations,
         config: config.outbox.clone(),
         upstreams: upstreams.clone(),
+        urls: config.sends_to_urls(),
         bells: runs.bells.clone(),
         tracker: tasks.clone(),
         soft: soft.clone(),

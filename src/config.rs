@@ -38,7 +38,7 @@ pub use self::value::nearest;
 use crate::domain::intent::Destination;
 use crate::domain::policy::Policy;
 use crate::domain::scope::{PoolId, TenantScope};
-use crate::domain::workflow::{Retry, Workflow};
+use crate::domain::workflow::{Retry, Send, Target, Workflow};
 
 /// A validated configuration.
 #[derive(Clone, Debug)]
@@ -74,6 +74,21 @@ pub struct Config {
     pub tokens: Vec<TokenConfig>,
     /// The log.
     pub log: LogConfig,
+}
+
+impl Config {
+    /// Whether effects go to URLs that are no destination: callers of the API may name them, or
+    /// the configuration does.
+    #[must_use]
+    pub fn sends_to_urls(&self) -> bool {
+        let is_url =
+            |send: &Send| matches!(send, Send::Http(http) if matches!(http.to, Target::Url(_)));
+        let routes = self.routes.iter();
+        let follow_ups = routes.filter_map(|route| route.policy.follow_up.as_ref());
+        let mut workflows = follow_ups.chain(&self.workflows);
+        self.outbox.allow_urls
+            || workflows.any(|workflow| workflow.effects().any(|effect| is_url(&effect.send)))
+    }
 }
 
 /// Certificate chain and private key, as PEM files.

@@ -7,6 +7,7 @@
 //! - A commit whose reply was lost is sent again as it is before anything is computed anew.
 //! - A conflict costs a run nothing: it is loaded and computed again, a bounded number of times,
 //!   and after that left to the next round.
+//! - Each round begins where the one before ended: runs that can't be moved on starve no other.
 //! - What was committed is committed whether or not somebody hears of it: bells and
 //!   [`Coordinator::watch`] are hints.
 
@@ -16,7 +17,7 @@ mod double;
 mod tests;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
@@ -29,13 +30,15 @@ use crate::domain::run::{
 use crate::ids;
 use crate::lifecycle::Bells;
 use crate::store::group::Group;
+use crate::store::portion::Portion;
+use crate::store::runs::{DuePlace, RunsDue};
 use crate::store::{Store, StoreError};
 use crate::telemetry::{Chain, metric};
 
 /// How often a run is loaded and computed again after conflicts, and a commit is sent again whose
 /// reply was lost.
 pub const TRIES_MAX: u32 = 8;
-/// Runs that are loaded at once.
+/// Runs that are loaded at once, at most.
 const LOAD_MAX: usize = 64;
 /// Runs whose ticks are computed and committed at once.
 const CONCURRENT_MAX: usize = 64;
@@ -52,6 +55,9 @@ struct Inner {
     store: Arc<dyn Store>,
     group: Group,
     bells: Bells,
+    /// Where the next round's look begins.
+    place: Mutex<DuePlace>,
+    portion: Portion,
     ticked: broadcast::Sender<RunKey>,
 }
 
@@ -106,6 +112,8 @@ impl Coordinator {
             store,
             group,
             bells,
+            place: Mutex::default(),
+            portion: Portion::new(LOAD_MAX),
             ticked,
         }))
     }
@@ -154,12 +162,27 @@ impl Coordinator {
     /// Moves on up to `limit` runs that something happened to, and returns how many it has.
     ///
     /// # Errors
-    /// When the store can't say which. One run's trouble is logged and stops no other.
+    /// When the store can't say which, or what they are. One run's trouble is logged and stops no
+    /// other.
     pub async fn advance(&self, limit: u32) -> Result<u64, StoreError> {
-        let due = self.0.store.runs_due(limit).await?;
-        let mut committed = 0;
-        for keys in due.chunks(LOAD_MAX) {
-            let loaded = self.load_all(keys).await?;
+        let from = self.place().clone();
+        let RunsDue { keys: due, next } = self.0.store.runs_due(&from, limit).await?;
+        // Whatever becomes of these, the next round looks at others.
+        *self.place() = next;
+        let (mut committed, mut failed) = (0, None);
+        let mut rest = &due[..];
+        while !rest.is_empty() {
+            let (keys, later) = self.0.portion.split(rest);
+            rest = later;
+            let loaded = self.load_all(keys).await;
+            let too_much = self.0.portion.hear(&loaded);
+            let loaded = match loaded {
+                Err(error) if too_much => {
+                    failed = Some(error);
+                    continue;
+                }
+                loaded => loaded?,
+            };
             let mut ends = stream::iter(loaded)
                 .map(|loaded| self.advance_one(loaded))
                 .buffer_unordered(CONCURRENT_MAX);
@@ -167,7 +190,10 @@ impl Coordinator {
                 committed += u64::from(advanced == Advanced::Committed);
             }
         }
-        Ok(committed)
+        match failed {
+            Some(error) if committed == 0 => Err(error),
+            _ => Ok(committed),
+        }
     }
 
     /// Runs that this process moved on, from now on. Whoever lags looks again at what it waits
@@ -265,6 +291,11 @@ impl Coordinator {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Every change is whole before anything can panic.
+    fn place(&self) -> MutexGuard<'_, DuePlace> {
+        self.0.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells everybody who waits that a tick was committed.

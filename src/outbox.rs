@@ -6,7 +6,8 @@
 //! workers out.
 //!
 //! It does not know what an intent is for. Its invariants:
-//! - Nothing is sent without a claim that certainly holds at that moment, by the monotonic clock.
+//! - Nothing is sent without a claim that certainly holds at that moment, by the monotonic clock;
+//!   of a request without a body to a destination or URL: at the moment before it connects.
 //! - While something is sent, no connection of the store is held.
 //! - Room is freed only once the end of the try is written, or given up: memory is bounded by the
 //!   room, whatever the store does.
@@ -48,6 +49,7 @@ use crate::ids;
 use crate::lifecycle::Bells;
 use crate::store::group::Group;
 use crate::store::outbox::OutboxStore;
+use crate::store::portion::Portion;
 use crate::upstream::Upstreams;
 
 /// What an [`Outbox`] is made of.
@@ -62,6 +64,9 @@ pub struct OutboxParts<'a> {
     pub config: OutboxConfig,
     /// The pools.
     pub upstreams: Upstreams,
+    /// Whether effects go to URLs: callers may name them, or the configuration does. Else those
+    /// that are there wait.
+    pub urls: bool,
     /// Rung and heard.
     pub bells: Bells,
     /// Where every task is spawned.
@@ -99,6 +104,7 @@ pub struct Shared {
     transports: Transports,
     capacity: Capacity,
     claims: Claims,
+    portion: Portion,
     finisher: Finisher,
     bells: Bells,
     tracker: TaskTracker,
@@ -120,10 +126,13 @@ impl Outbox {
         let beating = claims
             .clone()
             .beat(Arc::clone(&parts.store), parts.soft.clone());
+        let (pools, urls) = (parts.upstreams.ids(), parts.urls);
+        let capacity = Capacity::new(parts.destinations, pools, urls, &parts.config);
         let shared = Shared {
             transports: Transports::new(parts.destinations, parts.upstreams)?,
-            capacity: Capacity::new(parts.destinations, &parts.config),
+            capacity,
             claims,
+            portion: Portion::new(drainer::CLAIMS_MAX),
             finisher: Finisher::new(parts.group, parts.bells.clone(), parts.hard.clone()),
             store: parts.store,
             bells: parts.bells,

@@ -17,6 +17,7 @@ pub mod group;
 pub mod migrate;
 pub mod open;
 pub mod outbox;
+pub mod portion;
 pub mod postgres;
 pub mod runs;
 pub mod sqlite;

@@ -247,6 +247,11 @@ impl Upstreams {
         Ok(Self { inner })
     }
 
+    /// The pools.
+    pub fn ids(&self) -> impl Iterator<Item = &PoolId> {
+        self.inner.pools.keys()
+    }
+
     /// Sends the request to one target of the pool and returns once the answer's headers are
     /// there. Headers must be the end-to-end ones; `Upgrade` with its `Connection` may be left
     /// in, and 101 then comes with [`hyper::upgrade::OnUpgrade`]. Interim answers are swallowed.

@@ -37,7 +37,7 @@ create table eec_run (
 -- How operators find a run by its id alone.
 create index eec_run_run_id on eec_run (run_id);
 -- How ended timers are found.
-create index eec_run_due_at on eec_run (due_at) where due_at is not null;
+create index eec_run_due_at on eec_run (due_at, tenant_scope, run_id) where due_at is not null;
 -- How operators find what does not go on by itself.
 create index eec_run_stuck on eec_run (tenant_scope, run_id) where status = 'stuck';
 -- How the gauges count what is not over.
@@ -86,10 +86,13 @@ create table eec_effect_intent (
     -- When it may be claimed: its first turn, the next try, or the end of the claim. Null: it waits
     -- for its turn, or is final.
     due_at              timestamptz,
-    -- When its turn came; from the first try on, when that was: the horizon counts from here.
+    -- When its turn came or it was redriven; from the first try after that on, when that was: the
+    -- horizon counts from here.
     first_due_at        timestamptz,
     -- Claims that were not given back.
     tries               integer     not null default 0,
+    -- Of these, before the newest redrive: pauses and the horizon count from there.
+    tries_before        integer     not null default 0,
     -- Tries that failed for a fault of the item itself.
     faults              integer     not null default 0,
     -- Claims in a row that ended without a word.

@@ -26,7 +26,9 @@ use crate::domain::secret::Secret;
 use crate::store::outbox::{
     ClaimBeat, IntentLine, IntentSearch, Lane, LaneWish, OutboxCensus, OutboxStore, Pause,
 };
-use crate::store::runs::{Attempt, RunLine, RunSearch, RunStore, RunsPurged, Transition};
+use crate::store::runs::{
+    Attempt, DuePlace, RunLine, RunSearch, RunStore, RunsDue, RunsPurged, Transition,
+};
 use crate::store::{
     Audit, Census, Purged, Resolved, Search, Store, StoreError, Swept, Verdict, Wakeup,
 };
@@ -49,6 +51,8 @@ pub(super) struct Shelf {
     pub runs: BTreeMap<RunKey, Model>,
     pub faults: VecDeque<Fault>,
     pub unreadable: BTreeSet<RunKey>,
+    /// Takes too long to load together with others.
+    pub heavy: Option<RunKey>,
     /// Every tick that was sent, by run.
     pub sent: Vec<(RunKey, Stamp)>,
 }
@@ -93,11 +97,20 @@ type Answer<T> = Result<T, StoreError>;
 
 #[async_trait]
 impl RunStore for Double {
-    async fn runs_due(&self, limit: u32) -> Answer<Vec<RunKey>> {
+    async fn runs_due(&self, from: &DuePlace, limit: u32) -> Answer<RunsDue> {
         let held = self.open();
         let due = held.runs.iter().filter(|(_, run)| run.is_due());
-        let keys = due.map(|(key, _)| key.clone());
-        Ok(keys.take(limit as usize).collect())
+        let later = due.filter(|(key, _)| Some(*key) > from.changed.as_ref());
+        let keys: Vec<_> = later
+            .map(|(key, _)| key.clone())
+            .take(limit as usize)
+            .collect();
+        let full = keys.len() == limit as usize;
+        let next = DuePlace {
+            timer: None,
+            changed: keys.last().filter(|_| full).cloned(),
+        };
+        Ok(RunsDue { keys, next })
     }
     async fn load_runs(&self, keys: &[RunKey]) -> Answer<Vec<Option<LoadedRun>>> {
         let held = self.open();
@@ -107,6 +120,11 @@ impl RunStore for Double {
                 column: "status",
                 what: "nonsense".to_owned(),
             });
+        }
+        let is_heavy = |key| Some(key) == held.heavy.as_ref();
+        if keys.len() > 1 && keys.iter().any(is_heavy) {
+            let slow = io::Error::new(io::ErrorKind::TimedOut, "too slow");
+            return Err(StoreError::Ambiguous(slow.into()));
         }
         Ok(keys
             .iter()

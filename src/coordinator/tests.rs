@@ -177,6 +177,47 @@ async fn one_runs_trouble_stops_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn runs_that_can_never_be_moved_on_starve_no_other() {
+    let bench = Bench::new(&[1, 2, 3, 4, 5, 6, 7], &[sends("a", &["1"])]);
+    for id in 1..=7 {
+        bench.is_sent(id);
+    }
+    // Together they fill every round.
+    bench.store.open().unreadable = [1, 2, 3].map(run_key).into();
+    for _ in 0..4 {
+        bench.coordinator.advance(3).await.unwrap();
+    }
+    for id in 4..=7 {
+        assert_eq!(bench.status(id), RunStatus::Completed);
+    }
+    // Behind the end comes the beginning again.
+    bench.store.open().unreadable.clear();
+    for _ in 0..2 {
+        bench.coordinator.advance(3).await.unwrap();
+    }
+    for id in 1..=3 {
+        assert_eq!(bench.status(id), RunStatus::Completed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_that_take_too_long_to_load_together_are_loaded_one_by_one() {
+    let ids: Vec<u128> = (1..=200).collect();
+    let bench = Bench::new(&ids, &[sends("a", &["1"])]);
+    for id in &ids {
+        bench.is_sent(*id);
+    }
+    bench.store.open().heavy = Some(run_key(70));
+    for _ in 0..20 {
+        // A round that moved nothing on tells why.
+        let _moved_on = bench.coordinator.advance(500).await;
+    }
+    for id in ids {
+        assert_eq!(bench.status(id), RunStatus::Completed, "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_error_that_says_that_nothing_happened_is_passed_on_at_once() {
     let bench = Bench::new(&[1], &[waits("a")]);
     bench.fails(&[Fault::Refused]);

@@ -271,9 +271,12 @@ pub struct ClaimedIntent {
     pub stamp: Stamp,
     /// Which try this is, from 1.
     pub tries: u32,
+    /// Tries before the newest redrive: the budget of those that follow is a new one.
+    pub tries_before: u32,
     /// Tries that failed for a fault of the item.
     pub faults: u32,
-    /// How long ago its first try was: however long it waited before, the horizon counts from here.
+    /// How long ago its first try was, since the newest redrive: however long it waited before, the
+    /// horizon counts from here.
     pub age: Duration,
     /// How.
     pub sending: Sending,
@@ -364,11 +367,13 @@ pub enum Next {
 
 impl Retry {
     /// What follows a try that failed. `tries`: with this one, from 1; `faults`: of the item,
-    /// with this one; `age`: since the first try; `retry_after`: what the destination asked
+    /// with this one; `age`: since the first try; all since the newest redrive; `retry_after`: what the destination asked
     /// for; `jitter`: from 0 to 1.
     ///
     /// The pause is exponential, between half and one and a half times its nominal length. What
-    /// the destination asks for counts between the nominal pause and the longest.
+    /// the destination asks for counts between the nominal pause and the longest. Neither reaches
+    /// beyond the horizon: there is a last try at its end, but none sooner than after the shortest
+    /// pause.
     #[must_use]
     pub fn after(
         &self,
@@ -387,10 +392,12 @@ impl Retry {
         let asked = retry_after.map_or(nominal, |asked| asked.clamp(nominal, max.max(nominal)));
         let pause = asked.mul_f64(0.5 + jitter.clamp(0.0, 1.0));
         let pause = retry_after.map_or(pause, |_| pause.max(asked));
-        let over = match fault {
-            Fault::Item => faults >= self.faults_max,
+        let left = Duration::from_millis(self.horizon_ms).saturating_sub(age);
+        let (over, pause) = match fault {
+            Fault::Item => (faults >= self.faults_max, pause),
             Fault::Destination => {
-                age.saturating_add(pause) > Duration::from_millis(self.horizon_ms)
+                let shortest = Duration::from_millis(self.first_ms).min(max) / 2;
+                (left.is_zero(), pause.min(left.max(shortest)))
             }
         };
         if over {
@@ -470,6 +477,16 @@ mod tests {
         assert_eq!(after(2, 0, days(3), None, 0.5), Next::GiveUp);
         assert!(matches!(after(4, 4, days(9), None, 0.5), Next::Again(_)));
         assert_eq!(after(5, 5, 0, None, 0.5), Next::GiveUp);
+    }
+
+    #[test]
+    fn no_pause_reaches_beyond_the_horizon_and_nothing_is_given_up_before_its_end() {
+        let left = |left_s: u64, asked_s| after(9, 0, 3 * 24 * 3600 - left_s, asked_s, 0.5);
+        assert_eq!(left(1800, Some(3600)), Next::Again(Duration::from_mins(30)));
+        assert_eq!(left(600, None), Next::Again(Duration::from_mins(10)));
+        // A last try, but not right after the one before.
+        assert_eq!(left(1, None), Next::Again(Duration::from_secs(5)));
+        assert_eq!(left(0, None), Next::GiveUp);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! How much may be under way: in all, for each tenant, and for each destination by its cap, rate
 //! and breaker.
 //!
-//! Configured destinations have a place each; those of pools and URLs get one when they are first
-//! met, and lose it when it is idle and room is needed. A [`Slot`] is the right to one try and
-//! frees its room when it is dropped.
+//! Configured destinations and pools have a place each; those of URLs get one when they are first
+//! met, and lose it when room is needed: idle ones first, else the one whose breaker lets something
+//! pass again first, for so little is forgotten with it. Whatever else has no place: it waits for a
+//! gateway that knows it. A [`Slot`] is the right to one try and frees its room when it is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,12 +16,15 @@ use super::breaker::{Breaker, Passage, Rules, Word};
 use super::rate::Bucket;
 use crate::config::{DestinationConfig, OutboxConfig};
 use crate::domain::intent::Destination;
-use crate::domain::scope::TenantScope;
+use crate::domain::scope::{PoolId, TenantScope};
 use crate::ids;
 use crate::telemetry::metric;
 
-/// Destinations of pools and URLs that have a place at one time; others wait until one is idle.
+/// Destinations of URLs that have a place at one time.
 pub const PLACES_MAX: usize = 10_000;
+
+/// How long a try for a pool or a URL may take, unless its effect says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All rooms. Clones are the same.
 #[derive(Clone)]
@@ -31,6 +35,8 @@ struct Rooms {
     in_flight: usize,
     tenants: HashMap<String, usize>,
     places: HashMap<Destination, Place>,
+    /// Whether URLs get a place.
+    urls: bool,
     /// Of those in `places`, how many are not configured.
     on_demand: usize,
     /// Somebody may be left without room: freed room is worth a round.
@@ -48,6 +54,7 @@ struct Limits {
 struct Place {
     configured: bool,
     concurrency_max: usize,
+    timeout: Duration,
     in_flight: usize,
     breaker: Breaker,
     bucket: Option<Bucket>,
@@ -60,7 +67,7 @@ pub enum Shut {
     Open(Duration),
     /// There is no room at this moment.
     Full,
-    /// No such destination is configured here.
+    /// This gateway's configuration has no such destination.
     Unknown,
 }
 
@@ -70,40 +77,50 @@ pub struct Slot {
     tenant: String,
     destination: Destination,
     probe: bool,
+    timeout: Duration,
     said: bool,
     /// Rung when the room that is freed is wanted.
     freed: Arc<tokio::sync::Notify>,
 }
 
 impl Capacity {
-    /// With a place for each configured destination.
+    /// With a place for each configured destination and each of these pools. `urls`: whether
+    /// effects may go to any others.
     #[must_use]
-    pub fn new(destinations: &[DestinationConfig], config: &OutboxConfig) -> Self {
-        let breaker = Rules {
-            faults: config.breaker_faults.max(1),
-            open: config.breaker_open,
+    pub fn new<'a>(
+        destinations: &[DestinationConfig],
+        pools: impl Iterator<Item = &'a PoolId>,
+        urls: bool,
+        config: &OutboxConfig,
+    ) -> Self {
+        let limits = Limits {
+            in_flight_max: config.in_flight_max,
+            per_tenant_max: config.in_flight_per_tenant_max,
+            concurrency_max: config.concurrency_max,
+            breaker: Rules {
+                faults: config.breaker_faults.max(1),
+                open: config.breaker_open,
+            },
         };
         let now = Instant::now();
-        let places = destinations.iter().map(|destination| {
+        let pools = pools.map(|id| {
+            let place = Place::new(true, limits.concurrency_max, limits.breaker);
+            (Destination::pool(id.as_str()), place)
+        });
+        let destinations = destinations.iter().map(|destination| {
             let place = Place {
-                configured: true,
-                concurrency_max: destination.concurrency_max,
-                in_flight: 0,
-                breaker: Breaker::new(breaker),
+                timeout: destination.timeout,
                 bucket: destination.rate_max.map(|rate| Bucket::new(rate, now)),
+                ..Place::new(true, destination.concurrency_max, limits.breaker)
             };
             (destination.id.clone(), place)
         });
         Self(Arc::new(Mutex::new(Rooms {
-            limits: Limits {
-                in_flight_max: config.in_flight_max,
-                per_tenant_max: config.in_flight_per_tenant_max,
-                concurrency_max: config.concurrency_max,
-                breaker,
-            },
+            limits,
             in_flight: 0,
             tenants: HashMap::new(),
-            places: places.collect(),
+            places: pools.chain(destinations).collect(),
+            urls,
             on_demand: 0,
             wanted: false,
         })))
@@ -131,10 +148,11 @@ impl Capacity {
         rooms.place(destination).map_or(0, |place| place.room(now))
     }
 
-    /// Whether a destination is configured, or needs not to be.
+    /// Whether a destination is configured, a pool, or a URL where these are allowed.
     #[must_use]
     pub fn knows(&self, destination: &Destination) -> bool {
-        is_on_demand(destination) || self.rooms().places.contains_key(destination)
+        let rooms = self.rooms();
+        rooms.urls && is_url(destination) || rooms.places.contains_key(destination)
     }
 
     /// When a rate that holds one of these back lets something pass; `None`: no rate does.
@@ -173,7 +191,7 @@ impl Capacity {
             return Err(Shut::Full);
         }
         let place = rooms.place(destination).ok_or(Shut::Unknown)?;
-        let probe = place.enter(now)?;
+        let (probe, timeout) = (place.enter(now)?, place.timeout);
         rooms.in_flight += 1;
         *rooms.tenants.entry(tenant.to_owned()).or_default() += 1;
         tell_in_flight(rooms.in_flight);
@@ -183,6 +201,7 @@ impl Capacity {
             tenant: tenant.to_owned(),
             destination: destination.clone(),
             probe,
+            timeout,
             said: false,
             freed: Arc::clone(freed),
         })
@@ -207,43 +226,56 @@ impl Capacity {
 }
 
 impl Rooms {
-    /// The destination's place; made if it needs none in the configuration and there is room.
+    /// The destination's place; made for a URL, if these are allowed and there is room.
     fn place(&mut self, destination: &Destination) -> Option<&mut Place> {
         if !self.places.contains_key(destination) {
-            if !is_on_demand(destination) || !self.make_room() {
+            if !self.urls || !is_url(destination) || !self.make_room() {
                 return None;
             }
-            let place = Place {
-                configured: false,
-                concurrency_max: self.limits.concurrency_max,
-                in_flight: 0,
-                breaker: Breaker::new(self.limits.breaker),
-                bucket: None,
-            };
+            let place = Place::new(false, self.limits.concurrency_max, self.limits.breaker);
             self.places.insert(destination.clone(), place);
             self.on_demand += 1;
         }
         self.places.get_mut(destination)
     }
 
-    /// Forgets every idle place when there are too many.
+    /// Forgets every idle place when there are too many; if there is none, the shut one whose pause
+    /// is over first. `false`: all are at work.
     fn make_room(&mut self) -> bool {
-        if self.on_demand >= PLACES_MAX {
-            let now = Instant::now();
-            self.places
-                .retain(|_, place| place.configured || !place.is_idle(now));
-            let configured = self
-                .places
-                .values()
-                .filter(|place| place.configured)
-                .count();
-            self.on_demand = self.places.len() - configured;
+        if self.on_demand < PLACES_MAX {
+            return true;
         }
+        let now = Instant::now();
+        self.places
+            .retain(|_, place| place.configured || !place.is_idle(now));
+        if self.of_urls().count() >= PLACES_MAX {
+            let at_rest = self.of_urls().filter(|(_, place)| place.in_flight == 0);
+            let first = at_rest.min_by_key(|(_, place)| place.shut_for(now));
+            if let Some(first) = first.map(|(destination, _)| destination.clone()) {
+                self.places.remove(&first);
+            }
+        }
+        self.on_demand = self.of_urls().count();
         self.on_demand < PLACES_MAX
+    }
+
+    fn of_urls(&self) -> impl Iterator<Item = (&Destination, &Place)> {
+        self.places.iter().filter(|(_, place)| !place.configured)
     }
 }
 
 impl Place {
+    fn new(configured: bool, concurrency_max: usize, breaker: Rules) -> Self {
+        Self {
+            configured,
+            concurrency_max,
+            timeout: TIMEOUT,
+            in_flight: 0,
+            breaker: Breaker::new(breaker),
+            bucket: None,
+        }
+    }
+
     fn room(&self, now: Instant) -> usize {
         let passing = match self.breaker.passage(now) {
             Passage::Free => usize::MAX,
@@ -274,15 +306,21 @@ impl Place {
     /// `None`: something else than the rate holds it back, or nothing does.
     fn next_token(&self, now: Instant) -> Option<Duration> {
         let bucket = self.bucket.filter(|bucket| bucket.room(now) == 0)?;
-        let held = self.in_flight >= self.concurrency_max
-            || matches!(self.breaker.passage(now), Passage::Shut(_));
+        let held = self.in_flight >= self.concurrency_max || !self.shut_for(now).is_zero();
         (!held).then(|| bucket.wait(now))
+    }
+
+    fn shut_for(&self, now: Instant) -> Duration {
+        match self.breaker.passage(now) {
+            Passage::Shut(pause) => pause,
+            Passage::Free | Passage::Probe => Duration::ZERO,
+        }
     }
 
     /// Nothing is on its way, and its breaker holds nothing back now: a place for a host that
     /// failed once and is never asked again must not stay for ever.
     fn is_idle(&self, now: Instant) -> bool {
-        self.in_flight == 0 && !matches!(self.breaker.passage(now), Passage::Shut(_))
+        self.in_flight == 0 && self.shut_for(now).is_zero()
     }
 }
 
@@ -291,6 +329,19 @@ impl Slot {
     #[must_use]
     pub fn is_probe(&self) -> bool {
         self.probe
+    }
+
+    /// How long a try of the destination may take, unless its effect says otherwise.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The probe is not waited for any more: the breaker stays open, and the try goes on as any
+    /// other does.
+    pub fn end_probe(&mut self) {
+        self.say(Word::Fails);
+        self.probe = false;
     }
 
     /// What the try says about its destination; a slot that is freed without says nothing.
@@ -329,9 +380,8 @@ impl Drop for Slot {
     }
 }
 
-/// Pools and URLs need no configured destination.
-fn is_on_demand(destination: &Destination) -> bool {
-    destination.0.starts_with("pool:") || destination.0.starts_with("url:")
+fn is_url(destination: &Destination) -> bool {
+    destination.0.starts_with("url:")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
@@ -354,7 +404,8 @@ mod tests {
             breaker_faults: 2,
             breaker_open: Duration::from_secs(10),
         };
-        Capacity::new(&[], &config)
+        let pools = ["x", "y", "z"].map(PoolId::stored);
+        Capacity::new(&[], pools.iter(), true, &config)
     }
 
     fn enter(capacity: &Capacity, tenant: &str, destination: &str) -> Result<Slot, Shut> {
@@ -404,12 +455,34 @@ mod tests {
         for n in 0..2 * PLACES_MAX {
             let room = capacity.of_destination(&Destination(format!("url:x{n}")), Instant::now());
             assert_eq!(room, 2);
-            assert!(capacity.rooms().places.len() <= PLACES_MAX);
+            assert!(capacity.rooms().on_demand <= PLACES_MAX);
         }
         assert!(capacity.rooms().places.contains_key(&busy.destination));
-        assert_eq!(enter(&capacity, "a", "nobody").err(), Some(Shut::Unknown));
+        let unknown = |to| enter(&capacity, "a", to).err() == Some(Shut::Unknown);
+        assert!(unknown("nobody") && unknown("pool:nobody"));
         drop(busy);
         assert_eq!(capacity.total(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_whose_breakers_are_open_make_room_for_pools_and_other_hosts() {
+        let capacity = capacity(9, 9);
+        let fail = |host: &str| {
+            for _ in 0..2 {
+                enter(&capacity, "a", host).unwrap().say(Word::Fails);
+            }
+        };
+        // The one that is asked again first.
+        fail("url:oldest");
+        tokio::time::advance(Duration::from_secs(6)).await;
+        for n in 1..PLACES_MAX {
+            fail(&format!("url:x{n}"));
+        }
+        let room = |to: &str| capacity.of_destination(&Destination(to.to_owned()), Instant::now());
+        assert_eq!(room("pool:x"), 2);
+        assert_eq!(room("url:x1"), 0);
+        assert_eq!(room("url:next"), 2);
+        assert_eq!(room("url:oldest"), 2, "it begins anew");
     }
 
     /// Else hosts that failed once and are never asked again would keep all others out.

@@ -19,7 +19,7 @@ use crate::ids;
 use crate::telemetry::metric;
 use crate::upstream::{SendProgress, Sent};
 
-/// How long the probe of an open breaker may take.
+/// For how long the probe of an open breaker is waited for before the next may go.
 pub const PROBE_MAX: Duration = Duration::from_secs(10);
 
 /// An intent that was won and has room.
@@ -40,7 +40,7 @@ impl Dispatch {
     /// Makes the try and writes its end.
     pub async fn run(mut self) {
         let tried = self.attempt().await;
-        self.slot.say(tried.word());
+        self.slot.say(tried.word);
         let (end, note) = tried.end(&self.intent, self.asked.elapsed(), ids::jitter());
         let finish = Finish {
             key: self.intent.key.clone(),
@@ -51,7 +51,7 @@ impl Dispatch {
         self.shared.finisher.tell(finish, self.held.claim()).await;
     }
 
-    async fn attempt(&self) -> Tried {
+    async fn attempt(&mut self) -> Tried {
         if self.shared.soft.is_cancelled() {
             return self.count(Tried::unsent("shutdown", Duration::ZERO), None);
         }
@@ -62,17 +62,17 @@ impl Dispatch {
     }
 
     /// The try, unless its time is over or the process ends before.
-    async fn cuttable(&self) -> Tried {
+    async fn cuttable(&mut self) -> Tried {
+        let (shared, intent) = (&self.shared, &self.intent);
         let claim = Arc::clone(self.held.claim());
         let progress = SendProgress::only_if(move || claim.holds());
-        let mut limit = Duration::from_millis(self.intent.sending.timeout_ms);
-        if self.slot.is_probe() {
-            limit = limit.min(PROBE_MAX);
-        }
-        let (soft, hard) = (&self.shared.soft, &self.shared.hard);
-        let sending = self.shared.transports.send(&self.intent, &progress);
+        let limit = Duration::from_millis(intent.sending.timeout_ms);
+        let sending = shared.transports.send(intent, &progress);
+        let usual = self.slot.timeout();
+        let sending = waited_for(sending, &mut self.slot);
         let mut sending = Box::pin(tokio::time::timeout(limit, sending));
-        let over = |_| Tried::timed_out(limit);
+        let over = |_| Tried::timed_out(limit, usual);
+        let (soft, hard) = (&shared.soft, &shared.hard);
         tokio::select! {
             biased;
             tried = &mut sending => return tried.unwrap_or_else(over),
@@ -108,4 +108,18 @@ impl Dispatch {
         );
         tried
     }
+}
+
+/// The try. If it is an open breaker's probe and slow, the breaker stays open and probes again
+/// later, and the answer that comes in the end closes it all the same: a service that always takes
+/// longer than a probe is no dead one.
+async fn waited_for(sending: impl Future<Output = Tried>, slot: &mut Slot) -> Tried {
+    let mut sending = std::pin::pin!(sending);
+    if slot.is_probe() {
+        match tokio::time::timeout(PROBE_MAX, &mut sending).await {
+            Ok(tried) => return tried,
+            Err(_) => slot.end_probe(),
+        }
+    }
+    sending.await
 }

@@ -27,8 +27,8 @@ use crate::store::outbox::{Lane, LaneWish};
 
 /// Lanes that one round looks at.
 pub const LANES_PAGE: u32 = 1000;
-/// Intents that are claimed at once, so that the bodies in one reply are bounded.
-const CLAIMS_AT_ONCE: usize = 32;
+/// Intents that are claimed at once, at most: their bodies come in one reply.
+pub const CLAIMS_MAX: usize = 32;
 /// When an intent is due again that found no room after all.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
 /// Destinations that the log was told of at most.
@@ -72,8 +72,9 @@ impl Worker for Drainer {
         let lanes: Vec<Lane> = page.into_iter().filter(is_sent).collect();
         let wishes = self.plan(&lanes);
         let short = more || after.is_some() || wishes.len() < lanes.len();
-        let claimed = self.claim(&wishes).await?;
+        // Also if this page's claims fail or take too long.
         self.place().after = next;
+        let claimed = self.claim(&wishes).await?;
         capacity.set_wanted(short || claimed > 0);
         Ok(Report {
             rows: claimed,
@@ -117,15 +118,29 @@ impl Drainer {
             return Ok(0);
         }
         let due = self.shared.store.due(wishes).await?;
-        let mut won = 0;
-        for keys in due.chunks(CLAIMS_AT_ONCE) {
+        let (mut won, mut failed) = (0, None);
+        let mut rest = &due[..];
+        while !rest.is_empty() {
+            let (keys, later) = self.shared.portion.split(rest);
+            rest = later;
             let (shared, keys) = (Arc::clone(&self.shared), keys.to_vec());
-            let claiming = async move { shared.claim_and_dispatch(&keys).await };
+            let claiming = async move {
+                let claimed = Arc::clone(&shared).claim_and_dispatch(&keys).await;
+                let too_much = shared.portion.hear(&claimed);
+                (claimed, too_much)
+            };
             // Nothing aborts it; a panic is a bug that the log has.
-            let claimed = self.shared.tracker.spawn(claiming).await;
-            won += claimed.unwrap_or(Ok(0))?;
+            match self.shared.tracker.spawn(claiming).await {
+                Ok((Ok(claimed), _)) => won += claimed,
+                Ok((Err(error), true)) => failed = Some(error),
+                Ok((Err(error), false)) => return Err(error),
+                Err(_) => {}
+            }
         }
-        Ok(won)
+        match failed {
+            Some(error) if won == 0 => Err(error),
+            _ => Ok(won),
+        }
     }
 
     /// Rings when a rate lets something pass before the next poll.

@@ -5,6 +5,7 @@
 //! kept. The time limit is the caller's: it drops the future.
 
 pub mod address;
+pub mod claimed;
 pub mod request;
 pub mod sign;
 
@@ -14,9 +15,10 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Request, Response, Url, redirect, retry};
+use reqwest::{Body, Client, Request, Response, Url, redirect, retry};
 
 use self::address::{PrivateAddress, PublicOnly};
+use self::claimed::ClaimedBody;
 use self::request::Unsendable;
 use self::sign::SigningKey;
 use super::verdict::{Tried, Verdict};
@@ -91,7 +93,7 @@ impl HttpDestination {
         http: &HttpSend,
         progress: &SendProgress,
     ) -> Tried {
-        let request = match self.request(intent, http) {
+        let request = match self.request(intent, http, progress) {
             Ok(request) => request,
             Err(error) => return Tried::unsendable(&error.to_string()),
         };
@@ -102,7 +104,12 @@ impl HttpDestination {
         exchange(&self.client, request, http, progress, Fault::Destination).await
     }
 
-    fn request(&self, intent: &ClaimedIntent, http: &HttpSend) -> Result<Request, Unsendable> {
+    fn request(
+        &self,
+        intent: &ClaimedIntent,
+        http: &HttpSend,
+        progress: &SendProgress,
+    ) -> Result<Request, Unsendable> {
         let url = request::resolve(&self.url, http.path.as_ref())?;
         let mut headers = request::headers(intent, http)?;
         // Replaces by name and keeps repeats, so that no item stands in for the configuration.
@@ -116,7 +123,7 @@ impl HttpDestination {
             body,
         )
         .map_err(|_| Unsendable::Header(sign::WEBHOOK_ID.to_string()))?;
-        build(&self.client, intent, http, url, headers)
+        build(&self.client, intent, http, url, headers, progress)
     }
 }
 
@@ -140,7 +147,7 @@ impl AnyUrl {
         let request = || {
             let url = request::resolve(&request::absolute(url)?, http.path.as_ref())?;
             let headers = request::headers(intent, http)?;
-            build(&self.0, intent, http, url, headers)
+            build(&self.0, intent, http, url, headers, progress)
         };
         match request() {
             Ok(request) if has_private_host(request.url()) => private(Fault::Item),
@@ -180,13 +187,15 @@ fn build(
     http: &HttpSend,
     url: Url,
     headers: HeaderMap,
+    progress: &SendProgress,
 ) -> Result<Request, Unsendable> {
     // The builder moves a user and password of the configured URL to `Authorization`.
     let request = client.request(request::method(http)?, url).headers(headers);
     let request = if intent.body.is_empty() {
         request
     } else {
-        request.body(intent.body.clone())
+        let body = ClaimedBody::new(intent.body.clone(), progress.clone());
+        request.body(Body::wrap(body))
     };
     request.build().map_err(|_| Unsendable::Url)
 }
@@ -199,11 +208,15 @@ async fn exchange(
     progress: &SendProgress,
     private_fault: Fault,
 ) -> Tried {
-    if !progress.claim() {
-        return Tried::unsent("lost", Duration::ZERO);
+    let lost = || Tried::unsent("lost", Duration::ZERO);
+    // A body asks for the claim itself, once there is a connection. Without one this is the last
+    // moment at which it can be asked for.
+    if request.body().is_none() && !progress.claim() {
+        return lost();
     }
     let response = match client.execute(request).await {
         Ok(response) => response,
+        Err(_) if progress.is_abandoned() => return lost(),
         Err(error) => return no_answer(error, private_fault),
     };
     let status = response.status();

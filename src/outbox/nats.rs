@@ -14,6 +14,7 @@ use async_nats::jetstream::{self, context::ContextBuilder};
 use async_nats::{ConnectOptions, Event, ServerAddr};
 use tokio::sync::{OnceCell, watch};
 
+use super::breaker::Word;
 use super::http::request::AGENT;
 use super::verdict::Tried;
 use crate::body::BoxError;
@@ -182,10 +183,12 @@ fn is_subject(subject: &str) -> bool {
 fn refused(error: &PublishError) -> Tried {
     let destination = |outcome, why: &str| Tried::failed(Fault::Destination, outcome, why);
     match error.kind() {
+        // One item's subject says nothing about the bus that all others share.
         PublishErrorKind::StreamNotFound => destination(
             "no_stream",
             "no JetStream stream takes this subject; create one, or correct the subject",
-        ),
+        )
+        .saying(Word::Nothing),
         PublishErrorKind::MaxPayloadExceeded => {
             Tried::unsendable("it is longer than the server's max_payload")
         }

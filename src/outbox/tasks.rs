@@ -35,8 +35,8 @@ const LANES_PAGE: u32 = 500;
 const LOOKS_MAX: usize = 10;
 /// Rounds of one claim: a lane can have less than its share.
 const ROUNDS_MAX: usize = 4;
-/// Queues whose turn is remembered.
-const QUEUES_MAX: usize = 1024;
+/// Places that are remembered.
+const PLACES_MAX: usize = 4096;
 
 /// What a worker says of a task.
 #[derive(Clone, Debug)]
@@ -58,10 +58,13 @@ pub enum TaskResult {
 pub struct Tasks {
     store: Arc<dyn OutboxStore>,
     finisher: Finisher,
-    turns: Arc<Mutex<HashMap<String, Place>>>,
+    places: Arc<Mutex<HashMap<Whose, Place>>>,
 }
 
-/// Where the next claim of a queue begins.
+/// Claims that take turns: those of a queue, for a tenant's own workers or for all others.
+type Whose = (String, Option<TenantScope>);
+
+/// Where the next claim begins.
 #[derive(Clone, Default)]
 struct Place {
     after: Option<Lane>,
@@ -76,7 +79,7 @@ impl Tasks {
         Self {
             store,
             finisher: Finisher::new(group, bells, never),
-            turns: Arc::default(),
+            places: Arc::default(),
         }
     }
 
@@ -94,10 +97,15 @@ impl Tasks {
         worker: &str,
     ) -> Result<Vec<ClaimedIntent>, StoreError> {
         let limit = limit.min(CLAIM_MAX) as usize;
-        let mut place = self.turns().get(queue).cloned().unwrap_or_default();
+        let whose = (queue.to_owned(), tenant.cloned());
+        let mut place = self.places().get(&whose).cloned().unwrap_or_default();
         let mut won: Vec<ClaimedIntent> = Vec::new();
         let lanes = self.lanes(tenant, queue, &mut place).await?;
         for _ in 0..ROUNDS_MAX {
+            // A plan without room would count as somebody's turn.
+            if won.len() >= limit {
+                break;
+            }
             // In a scope of its own: what is held while waiting must be fit for another thread.
             let wishes = {
                 let rooms = Rooms {
@@ -125,14 +133,7 @@ impl Tasks {
                 Err(error) => return Err(error),
             }
         }
-        // The turn of one tenant's own workers says nothing to the others.
-        if tenant.is_none() {
-            let mut turns = self.turns();
-            if turns.len() >= QUEUES_MAX && !turns.contains_key(queue) {
-                turns.clear();
-            }
-            turns.insert(queue.to_owned(), place);
-        }
+        self.remember(whose, place);
         Ok(won)
     }
 
@@ -190,7 +191,7 @@ impl Tasks {
         Ok(finished)
     }
 
-    /// Lanes of this queue in which something is due.
+    /// Lanes of this queue in which something is due, from `place` on.
     async fn lanes(
         &self,
         tenant: Option<&TenantScope>,
@@ -202,33 +203,31 @@ impl Tasks {
             tenant: tenant.clone(),
             destination: Destination(String::new()),
         });
-        let resumed = tenant.is_none() && place.after.is_some();
-        let mut after = first.or_else(|| place.after.take());
+        let resumed = place.after.is_some();
+        let mut after = place.after.take().or(first);
         let mut found = Vec::new();
         for _ in 0..LOOKS_MAX {
             let page = self.store.lanes(after.as_ref(), LANES_PAGE).await?;
-            let last = page.len() < LANES_PAGE as usize;
             // A tenant's lanes and those of its principals stand behind one another, maybe with
             // others between them that begin alike.
             let beyond = page.last().is_some_and(|lane| {
                 tenant.is_some_and(|tenant| !lane.tenant.as_str().starts_with(tenant.as_str()))
             });
+            let last = beyond || page.len() < LANES_PAGE as usize;
             after = page.last().filter(|_| !last).cloned();
             let wanted = |lane: &Lane| {
                 lane.destination == destination
                     && tenant.is_none_or(|tenant| tenant.covers(&lane.tenant))
             };
             found.extend(page.into_iter().filter(wanted));
-            if last || beyond || found.len() >= LANES_PAGE as usize {
+            if last || found.len() >= LANES_PAGE as usize {
                 break;
             }
         }
-        if tenant.is_none() {
-            // Behind the end comes the beginning, at once if nothing was found.
-            place.after = after;
-            if found.is_empty() && resumed && place.after.is_none() {
-                return Box::pin(self.lanes(tenant, queue, place)).await;
-            }
+        // Behind the end comes the beginning, at once if nothing was found.
+        place.after = after;
+        if found.is_empty() && resumed && place.after.is_none() {
+            return Box::pin(self.lanes(tenant, queue, place)).await;
         }
         Ok(found)
     }
@@ -278,9 +277,21 @@ impl Tasks {
         }
     }
 
+    /// Places at the beginning are forgotten first: whoever has none begins there.
+    fn remember(&self, whose: Whose, place: Place) {
+        let mut places = self.places();
+        if places.len() >= PLACES_MAX && !places.contains_key(&whose) {
+            places.retain(|_, place| place.after.is_some());
+            if places.len() >= PLACES_MAX {
+                places.clear();
+            }
+        }
+        places.insert(whose, place);
+    }
+
     /// Every change is whole before anything can panic.
-    fn turns(&self) -> MutexGuard<'_, HashMap<String, Place>> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    fn places(&self) -> MutexGuard<'_, HashMap<Whose, Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -317,7 +328,8 @@ fn ended(line: &IntentLine, result: TaskResult, jitter: f64) -> (End, Note) {
 fn failed(line: &IntentLine, retryable: bool, jitter: f64) -> End {
     let (fault, age) = (Fault::Destination, line.age.unwrap_or_default());
     let retry = &line.sending.retry;
-    let next = retry.after(fault, line.tries, line.faults, age, None, jitter);
+    let tries = line.tries.saturating_sub(line.tries_before);
+    let next = retry.after(fault, tries, line.faults, age, None, jitter);
     match next {
         Next::Again(after) if retryable => End::Again {
             after,

@@ -26,6 +26,8 @@ pub struct Tried {
     pub status: Option<StatusCode>,
     /// What happened, for people.
     pub diagnostic: Option<String>,
+    /// What it says about its destination.
+    pub word: Word,
 }
 
 /// What came of one try, in kind.
@@ -51,6 +53,7 @@ impl Tried {
             outcome: "delivered",
             status: status.and_then(|status| StatusCode::from_u16(status).ok()),
             diagnostic: None,
+            word: Word::Works,
         }
     }
 
@@ -62,7 +65,17 @@ impl Tried {
             outcome,
             status: None,
             diagnostic: Some(diagnostic(why)),
+            word: match fault {
+                Fault::Destination => Word::Fails,
+                Fault::Item => Word::Nothing,
+            },
         }
+    }
+
+    /// The same, but it says this about its destination.
+    #[must_use]
+    pub fn saying(self, word: Word) -> Self {
+        Self { word, ..self }
     }
 
     /// The item can't be sent as it is.
@@ -71,14 +84,20 @@ impl Tried {
         Self::failed(Fault::Item, "unsendable", why)
     }
 
-    /// The whole try took too long; the receiver may have taken it.
+    /// The whole try took too long; the receiver may have taken it. `usual`: how long tries of its
+    /// destination may take. A shorter limit is the item's own, and says nothing about the others.
     #[must_use]
-    pub fn timed_out(limit: Duration) -> Self {
+    pub fn timed_out(limit: Duration, usual: Duration) -> Self {
         let why = format!(
             "no whole answer within {}",
             humantime::format_duration(limit)
         );
-        Self::failed(Fault::Destination, "timeout", &why)
+        let tried = Self::failed(Fault::Destination, "timeout", &why);
+        if limit < usual {
+            tried.saying(Word::Nothing)
+        } else {
+            tried
+        }
     }
 
     /// Nothing was sent; due again after this.
@@ -89,6 +108,7 @@ impl Tried {
             outcome,
             status: None,
             diagnostic: None,
+            word: Word::Nothing,
         }
     }
 
@@ -100,6 +120,7 @@ impl Tried {
             outcome: "cut",
             status: None,
             diagnostic: Some("the gateway stopped before an answer came".to_owned()),
+            word: Word::Nothing,
         }
     }
 
@@ -134,17 +155,11 @@ impl Tried {
             outcome,
             status: Some(status),
             diagnostic: Some(format!("answered {}", status.as_u16())),
-        }
-    }
-
-    /// What it says about its destination: even a refusal shows that somebody is there.
-    #[must_use]
-    pub fn word(&self) -> Word {
-        match self.verdict {
-            Verdict::Delivered(_) => Word::Works,
-            Verdict::Failed(Fault::Destination, _) => Word::Fails,
-            Verdict::Failed(Fault::Item, _) if self.status.is_some() => Word::Works,
-            Verdict::Failed(Fault::Item, _) | Verdict::Cut | Verdict::Unsent(_) => Word::Nothing,
+            // Even a refusal shows that somebody is there.
+            word: match fault {
+                Fault::Destination => Word::Fails,
+                Fault::Item => Word::Works,
+            },
         }
     }
 
@@ -184,7 +199,8 @@ fn failure(
     let item_fault = fault == Fault::Item;
     let faults = intent.faults.saturating_add(u32::from(item_fault));
     let retry = &intent.sending.retry;
-    match retry.after(fault, intent.tries, faults, age, retry_after, jitter) {
+    let tries = intent.tries.saturating_sub(intent.tries_before);
+    match retry.after(fault, tries, faults, age, retry_after, jitter) {
         Next::Again(after) => End::Again { after, item_fault },
         Next::GiveUp => End::Dead { item_fault },
     }

@@ -80,8 +80,8 @@ pub struct IntentLine {
     pub idempotency_key: String,
     /// How it is sent.
     pub sending: Sending,
-    /// How long ago its turn came or, once it was tried, its first try was; `None`: it is not its
-    /// turn yet.
+    /// How long ago its turn came or, once it was tried, its first try was, since the newest
+    /// redrive; `None`: it is not its turn yet.
     pub age: Option<Duration>,
     /// Whether a worker has it now.
     pub claimed: bool,
@@ -89,6 +89,8 @@ pub struct IntentLine {
     pub due_at: Option<OffsetDateTime>,
     /// Claims that were not given back.
     pub tries: u32,
+    /// Of these, before the newest redrive.
+    pub tries_before: u32,
     /// Tries that failed for a fault of the item.
     pub faults: u32,
     /// Claims in a row that ended without a word.

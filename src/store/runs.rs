@@ -14,6 +14,25 @@ use crate::domain::intent::{IntentId, Stamp};
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, Run, RunId, RunKey, RunStatus, TickCommit, TickCommitted};
 
+/// Where a look for runs that something happened to begins: behind what the looks before told, so
+/// that runs that can't be moved on keep no other from being told. In the beginning: at the first.
+#[derive(Clone, Debug, Default)]
+pub struct DuePlace {
+    /// Behind the timer that was over then, of this run.
+    pub timer: Option<(OffsetDateTime, RunKey)>,
+    /// Behind this run, of those with changed intents.
+    pub changed: Option<RunKey>,
+}
+
+/// Runs that something happened to.
+#[derive(Clone, Debug)]
+pub struct RunsDue {
+    /// Each once.
+    pub keys: Vec<RunKey>,
+    /// Where the next look begins. Behind the end comes the beginning.
+    pub next: DuePlace,
+}
+
 /// Which runs an operator looks for. All given conditions must hold.
 #[derive(Clone, Debug, Default)]
 pub struct RunSearch {
@@ -104,9 +123,11 @@ pub struct RunsPurged {
 /// Runs, as the coordinator and operators see them.
 #[async_trait]
 pub trait RunStore: Send + Sync + 'static {
-    /// Runs that something happened to: an intent changed, or a timer is over. Oldest timers first,
-    /// bounded in cost whatever the backlog.
-    async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError>;
+    /// Runs that something happened to: an intent changed, or a timer is over. Timers and changes
+    /// take turns, and tenants do; of either, looks that go on where the last one ended tell every
+    /// run within a number of rounds, whatever becomes of the others. Bounded in cost whatever the
+    /// backlog. `limit`: at least three.
+    async fn runs_due(&self, from: &DuePlace, limit: u32) -> Result<RunsDue, StoreError>;
 
     /// Reads runs with what a tick looks at, each at one moment.
     async fn load_runs(&self, keys: &[RunKey]) -> Result<Vec<Option<LoadedRun>>, StoreError>;

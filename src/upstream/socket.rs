@@ -58,7 +58,9 @@ impl SendProgress {
         }
     }
 
-    pub(super) fn is_abandoned(&self) -> bool {
+    /// Whether nothing of the request was handed over, and nothing will be.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
         self.0.step.load(Ordering::SeqCst) == ABANDONED
     }
 

@@ -2,6 +2,7 @@
 
 mod answers;
 mod breakers;
+mod double;
 mod ends;
 mod fairness;
 mod fixture;

@@ -18,12 +18,14 @@ use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunId, RunKey, RunStatus, TickCommit, TickCommitted};
 use crate::store::StoreError;
-use crate::store::runs::{Attempt, RunLine, RunSearch, RunStore, RunsPurged, Transition};
+use crate::store::runs::{
+    Attempt, DuePlace, RunLine, RunSearch, RunStore, RunsDue, RunsPurged, Transition,
+};
 
 #[async_trait]
 impl RunStore for PostgresStore {
-    async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError> {
-        self.runner.runs_due(limit).await
+    async fn runs_due(&self, from: &DuePlace, limit: u32) -> Result<RunsDue, StoreError> {
+        self.runner.runs_due(from, limit).await
     }
 
     async fn load_runs(&self, keys: &[RunKey]) -> Result<Vec<Option<LoadedRun>>, StoreError> {

@@ -21,13 +21,18 @@ use crate::domain::intent::Stamp;
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunId, RunKey, RunStatus, TickCommit, TickCommitted};
 use crate::store::StoreError;
-use crate::store::runs::{Attempt, RunLine, RunSearch, RunStore, RunsPurged, Transition};
+use crate::store::runs::{
+    Attempt, DuePlace, RunLine, RunSearch, RunStore, RunsDue, RunsPurged, Transition,
+};
 
 #[async_trait]
 impl RunStore for SqliteStore {
-    async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError> {
-        self.read(move |connection, now_ms| load::runs_due(connection, now_ms, limit).boxed())
-            .await
+    async fn runs_due(&self, from: &DuePlace, limit: u32) -> Result<RunsDue, StoreError> {
+        let from = from.clone();
+        self.read(move |connection, now_ms| {
+            async move { load::runs_due(connection, now_ms, &from, limit).await }.boxed()
+        })
+        .await
     }
 
     async fn load_runs(&self, keys: &[RunKey]) -> Result<Vec<Option<LoadedRun>>, StoreError> {

@@ -169,6 +169,32 @@ async fn retry_after_is_obeyed() {
 }
 
 #[tokio::test]
+async fn an_intent_is_tried_until_the_end_of_its_horizon_whatever_pauses_are_asked_for() {
+    let there = Destination::start().await;
+    let rig = Rig::start(&[http("shop", &there.url("/"))]).await;
+    for (asked, key) in [("3600", "key-1"), ("0", "key-2")] {
+        let retry_after = vec![("Retry-After", asked.to_owned())];
+        there.always(Act::Headers(503, retry_after));
+        let before = there.received().len();
+        // Longer than what is left of the horizon, asked for or not.
+        let retry = oncegate::domain::workflow::Retry {
+            first_ms: if asked == "0" { 1_500 } else { 1 },
+            max_ms: 3_600_000,
+            horizon_ms: 2_000,
+            ..RETRY_SOON
+        };
+        let key = rig.put_one(put("shop", key).retry(retry)).await;
+        rig.until_status(&key, IntentStatus::Dead).await;
+        let received = there.received().split_off(before);
+        let last = received[received.len() - 1].at - received[0].at;
+        // It counts from the claim, and a busy machine reads the first one later.
+        assert!(last >= Duration::from_secs(1), "{last:?}");
+        assert!(received.len() <= 4, "{}", received.len());
+    }
+    rig.stop().await;
+}
+
+#[tokio::test]
 async fn a_pool_gets_the_request_and_its_answer_is_what_the_caller_wants_to_know() {
     let upstream = Upstream::start().await;
     upstream
@@ -188,14 +214,8 @@ async fn a_pool_gets_the_request_and_its_answer_is_what_the_caller_wants_to_know
     };
     let rig = Rig::store(Kind::Sqlite).await.with_pools(&[pool]);
     rig.drain(&[], &config());
-    let to = |pool: &str| {
-        put_to(
-            &format!("pool:{pool}"),
-            Target::Pool(pool.to_owned()),
-            "key-1",
-        )
-    };
-    let asked = to("payments").http(|http| {
+    let to = Target::Pool("payments".to_owned());
+    let asked = put_to("pool:payments", to, "key-1").http(|http| {
         http.path = Some(Text::Plain("//odd/path?q=1".to_owned()));
         http.success = Success::Answered {
             released: vec![429],
@@ -206,8 +226,5 @@ async fn a_pool_gets_the_request_and_its_answer_is_what_the_caller_wants_to_know
     assert_eq!(line.answer_status, Some(404));
     assert_eq!(upstream.executions("key-1"), 1);
     assert_eq!(upstream.requests()[0].target, "//odd/path?q=1");
-    let nowhere = rig.put_one(to("gone")).await;
-    let line = rig.tried(&nowhere).await;
-    assert_eq!(line.outcome.as_deref(), Some("unreachable"));
     rig.stop().await;
 }

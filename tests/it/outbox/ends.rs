@@ -1,13 +1,16 @@
 //! How tries end: claims that are lost, shutdowns, stores that do not answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::config::OutboxConfig;
 use oncegate::domain::intent::{ClaimWish, IntentClaimed, IntentKey, IntentStatus, Stamp};
 use oncegate::ids;
 
+use super::double::Failing;
 use super::fixture::{Rig, config, http, put};
-use crate::support::clock::eventually;
+use crate::support::blackhole::Blackhole;
+use crate::support::clock::{AT_ONCE, eventually, let_pass, within};
 use crate::support::destination::{Act, Destination};
 use crate::support::rows::Kind;
 
@@ -155,5 +158,67 @@ async fn a_store_that_is_gone_when_a_try_ends_hears_of_it_when_it_is_back() {
     let line = rig.until_status(&key, IntentStatus::Completed).await;
     assert_eq!(line.tries, 1);
     assert_eq!(there.received().len(), 1, "it was not sent again");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn claims_that_take_too_long_together_are_taken_one_by_one_and_hold_nothing_up() {
+    let there = Destination::start().await;
+    let rig = Rig::store(Kind::Sqlite).await;
+    let puts: Vec<_> = (0..40).map(|n| put("shop", &format!("k-{n}"))).collect();
+    let keys = rig.put(&puts).await;
+    let store = Arc::new(Failing {
+        heavy: Some(keys[5].clone()),
+        ..Failing::of(rig.store.clone())
+    });
+    let mut wide = http("shop", &there.url("/"));
+    wide.concurrency_max = 100;
+    rig.drain_from(store, &[wide], &config());
+    for key in &keys {
+        let line = rig.until_status(key, IntentStatus::Completed).await;
+        assert_eq!((line.tries, line.deaths), (1, 0));
+    }
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_soft_shutdown_while_connecting_gives_back_at_once_and_costs_no_try() {
+    let hole = Blackhole::new().await;
+    let rig = Rig::start(&[http("shop", &hole.url())]).await;
+    let key = rig.put_one(put("shop", "key-1").timeout(60_000)).await;
+    rig.until(&key, |line| line.claimed).await;
+    // It is connecting by now.
+    let_pass(Duration::from_millis(500)).await;
+    rig.soft.cancel();
+    let line = within(AT_ONCE, "it is given back", async || {
+        let line = rig.line(&key).await;
+        (!line.claimed).then_some(line)
+    })
+    .await;
+    assert_eq!((line.status, line.tries), (IntentStatus::Pending, 0));
+    assert_eq!(rig.attempts().await, [("released", 1)].into());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_lost_while_connecting_sends_nothing() {
+    let there = Destination::start().await;
+    let mut hole = Blackhole::new().await;
+    let rig = Rig::store(Kind::Sqlite).await;
+    let short = OutboxConfig {
+        claim_lease: Duration::from_millis(900),
+        ..config()
+    };
+    rig.drain(&[http("shop", &hole.url())], &short);
+    let key = rig.put_one(put("shop", "key-1").timeout(60_000)).await;
+    rig.until(&key, |line| line.claimed).await;
+    steal(&rig, &key).await;
+    // The next heartbeat tells that the claim is another's.
+    let_pass(Duration::from_millis(600)).await;
+    hole.open(there.address());
+    // The kernel knocks again one and three seconds after the first time.
+    let_pass(Duration::from_secs(4)).await;
+    assert_eq!(there.received().len(), 0);
+    assert_eq!(there.open(), 0, "it knocked, and went away");
     rig.stop().await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncegate::config::OutboxConfig;
 use oncegate::domain::intent::IntentStatus;
 
-use super::fixture::{Rig, config, http, put, put_to};
+use super::fixture::{Rig, config, http, put, put_to, put_url};
 use crate::support::clock::AT_ONCE;
 use crate::support::destination::{Act, Destination};
 use crate::support::rows::Kind;
@@ -142,6 +142,34 @@ async fn intents_for_a_destination_that_is_not_configured_wait_and_cost_nothing(
         assert_eq!(
             (line.status, line.tries, line.claimed),
             (IntentStatus::Pending, 0, false)
+        );
+    }
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn intents_for_a_pool_or_a_url_that_this_gateway_has_not_wait_and_cost_nothing() {
+    let there = Destination::start().await;
+    let rig = Rig::store(Kind::Sqlite).await;
+    let without_urls = OutboxConfig {
+        allow_urls: false,
+        ..config()
+    };
+    rig.drain(&[http("shop", &there.url("/"))], &without_urls);
+    let to = oncegate::domain::workflow::Target::Pool("nowhere".to_owned());
+    let pool = rig.put_one(put_to("pool:nowhere", to, "key-1")).await;
+    let url = rig
+        .put_one(put_url("https://127.0.0.1/hook", "key-2"))
+        .await;
+    let known = rig.put_one(put("shop", "key-3")).await;
+    rig.until_status(&known, IntentStatus::Completed).await;
+    // Several polls later they still wait.
+    crate::support::clock::let_pass(Duration::from_millis(500)).await;
+    for key in [pool, url] {
+        let line = rig.line(&key).await;
+        assert_eq!(
+            (line.status, line.tries, line.outcome),
+            (IntentStatus::Pending, 0, None)
         );
     }
     rig.stop().await;

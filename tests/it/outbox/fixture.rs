@@ -14,7 +14,7 @@ use oncegate::ids;
 use oncegate::lifecycle::Bells;
 use oncegate::outbox::{Outbox, OutboxParts};
 use oncegate::store::group::{Group, GroupOptions};
-use oncegate::store::outbox::IntentLine;
+use oncegate::store::outbox::{IntentLine, OutboxStore};
 use oncegate::store::{self, Store};
 use oncegate::upstream::Upstreams;
 use tokio_util::sync::CancellationToken;
@@ -117,12 +117,23 @@ impl Rig {
 
     /// Starts an outbox on the store.
     pub fn drain(&self, destinations: &[DestinationConfig], config: &OutboxConfig) {
+        self.drain_from(self.store.clone(), destinations, config);
+    }
+
+    /// The same, on a double of the store.
+    pub fn drain_from(
+        &self,
+        store: Arc<dyn OutboxStore>,
+        destinations: &[DestinationConfig],
+        config: &OutboxConfig,
+    ) {
         let outbox = Outbox::new(OutboxParts {
-            store: self.store.clone(),
+            store,
             group: self.group.clone(),
             destinations,
             config: config.clone(),
             upstreams: self.pools.clone(),
+            urls: config.allow_urls,
             bells: self.bells.clone(),
             tracker: self.tracker.clone(),
             soft: self.soft.clone(),

@@ -1,10 +1,13 @@
 //! Messages to a real NATS server.
 
-use oncegate::config::{DestinationConfig, DestinationKind};
+use std::time::Duration;
+
+use oncegate::config::{DestinationConfig, DestinationKind, OutboxConfig};
 use oncegate::domain::intent::{Destination, How, IntentStatus};
 
-use super::fixture::{Put, RETRY_SOON, Rig, http, put};
+use super::fixture::{Put, RETRY_SOON, Rig, config, http, put};
 use crate::support::nats::Nats;
+use crate::support::rows::Kind;
 
 fn bus(nats: &Nats) -> DestinationConfig {
     DestinationConfig {
@@ -65,6 +68,25 @@ async fn a_subject_without_a_stream_waits_for_one_and_says_so() {
     let wild = rig.put_one(event("nobody.*", "key-2")).await;
     let line = rig.until(&wild, |line| line.outcome.is_some()).await;
     assert_eq!(line.outcome.as_deref(), Some("unsendable"));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_subject_without_a_stream_shuts_the_bus_for_nobody() {
+    let nats = Nats::start().await;
+    nats.stream("ORDERS", "orders.>").await;
+    let rig = Rig::store(Kind::Sqlite).await;
+    let rules = OutboxConfig {
+        breaker_faults: 3,
+        breaker_open: Duration::from_mins(1),
+        ..config()
+    };
+    rig.drain(&[bus(&nats)], &rules);
+    let wrong = rig.put_one(event("typo.a", "bad-1")).await;
+    let line = rig.until(&wrong, |line| line.tries >= 4).await;
+    assert_eq!((line.status, line.faults), (IntentStatus::Pending, 0));
+    let right = rig.put_one(event("orders.a", "ok-1").of("beta")).await;
+    rig.until_status(&right, IntentStatus::Completed).await;
     rig.stop().await;
 }
 

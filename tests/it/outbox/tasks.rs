@@ -1,21 +1,15 @@
 //! Tasks, as step workers pull them and tell their results.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use oncegate::domain::intent::{
-    ClaimWish, Destination, Finish, Finished, How, IntentClaimed, IntentId, IntentKey, IntentStatus,
-};
+use oncegate::domain::intent::{Finished, How, IntentStatus};
 use oncegate::domain::scope::TenantScope;
 use oncegate::outbox::tasks::{TaskResult, Tasks};
-use oncegate::store::outbox::{
-    ClaimBeat, IntentLine, IntentSearch, Lane, LaneWish, OutboxCensus, OutboxStore, Pause,
-};
-use oncegate::store::{Audit, Resolved, Store, StoreError};
 use serde_json::json;
 
+use super::double::Failing;
 use super::fixture::{Put, RETRY_SOON, Rig, put};
 use crate::support::rows::Kind;
 
@@ -34,50 +28,51 @@ fn tasks(rig: &Rig) -> Tasks {
     Tasks::new(rig.store.clone(), rig.group.clone(), rig.bells.clone())
 }
 
-/// A store whose second look for what is due fails.
-struct Failing {
-    inner: Arc<dyn Store>,
-    looks: AtomicUsize,
+#[tokio::test]
+async fn a_tenants_own_workers_see_a_task_behind_thousands_of_its_lanes() {
+    let rig = Rig::store(Kind::Sqlite).await;
+    let lanes: Vec<_> = (0..5_500)
+        .map(|n| put(&format!("d-{n:05}"), "key"))
+        .collect();
+    for some in lanes.chunks(500) {
+        rig.put(some).await;
+    }
+    let last = rig.put_one(task("pack", "last")).await;
+    let tasks = tasks(&rig);
+    let acme = TenantScope::named(b"acme").unwrap();
+    let claim = async || tasks.claim(Some(&acme), "pack", 9, LEASE, "w").await;
+    let mut found = Vec::new();
+    for _ in 0..3 {
+        found.extend(claim().await.unwrap());
+    }
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].key, last);
+    // Behind the end comes the beginning again.
+    let next = rig.put_one(task("pack", "next").of("acme 1-user")).await;
+    let mut found = Vec::new();
+    for _ in 0..3 {
+        found.extend(claim().await.unwrap());
+    }
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].key, next);
+    rig.stop().await;
 }
 
-#[async_trait]
-impl OutboxStore for Failing {
-    async fn lanes(&self, after: Option<&Lane>, limit: u32) -> Result<Vec<Lane>, StoreError> {
-        self.inner.lanes(after, limit).await
+#[tokio::test]
+async fn principals_take_turns_at_their_tenants_own_workers() {
+    let rig = Rig::store(Kind::Sqlite).await;
+    let mut puts: Vec<_> = (0..9).map(|n| task("pack", &format!("a-{n}"))).collect();
+    puts.push(task("pack", "p").of("acme 1-user"));
+    rig.put(&puts).await;
+    let tasks = tasks(&rig);
+    let acme = TenantScope::named(b"acme").unwrap();
+    let mut firsts = Vec::new();
+    for _ in 0..2 {
+        let claimed = tasks.claim(Some(&acme), "pack", 1, LEASE, "w").await;
+        firsts.extend(claimed.unwrap().into_iter().map(|one| one.idempotency_key));
     }
-    async fn due(&self, wishes: &[LaneWish]) -> Result<Vec<IntentKey>, StoreError> {
-        if self.looks.fetch_add(1, Ordering::SeqCst) == 1 {
-            return Err(StoreError::Unavailable(sqlx::Error::PoolTimedOut));
-        }
-        self.inner.due(wishes).await
-    }
-    async fn claim(&self, wishes: &[ClaimWish]) -> Result<Vec<IntentClaimed>, StoreError> {
-        self.inner.claim(wishes).await
-    }
-    async fn extend(&self, beats: &[ClaimBeat]) -> Result<Vec<bool>, StoreError> {
-        self.inner.extend(beats).await
-    }
-    async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
-        self.inner.finish(ends).await
-    }
-    async fn find_intent(&self, id: IntentId) -> Result<Option<IntentLine>, StoreError> {
-        self.inner.find_intent(id).await
-    }
-    async fn find_intents(&self, search: &IntentSearch) -> Result<Vec<IntentLine>, StoreError> {
-        self.inner.find_intents(search).await
-    }
-    async fn discard(&self, key: &IntentKey, audit: &Audit) -> Result<Resolved, StoreError> {
-        self.inner.discard(key, audit).await
-    }
-    async fn set_paused(&self, at: &Destination, on: bool, by: &Audit) -> Result<(), StoreError> {
-        self.inner.set_paused(at, on, by).await
-    }
-    async fn paused(&self) -> Result<Vec<Pause>, StoreError> {
-        self.inner.paused().await
-    }
-    async fn outbox_census(&self) -> Result<OutboxCensus, StoreError> {
-        self.inner.outbox_census().await
-    }
+    assert!(firsts.contains(&"p".to_owned()), "{firsts:?}");
+    rig.stop().await;
 }
 
 #[tokio::test]
@@ -85,8 +80,8 @@ async fn tasks_that_were_won_reach_their_worker_though_a_later_look_fails() {
     let rig = Rig::store(Kind::Sqlite).await;
     rig.put_one(task("pack", "key-1")).await;
     let store = Arc::new(Failing {
-        inner: rig.store.clone(),
-        looks: AtomicUsize::new(0),
+        fails_at_look: Some(1),
+        ..Failing::of(rig.store.clone())
     });
     let tasks = Tasks::new(store.clone(), rig.group.clone(), rig.bells.clone());
     let claimed = tasks.claim(None, "pack", 9, LEASE, "w").await.unwrap();

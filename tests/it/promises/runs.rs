@@ -24,6 +24,7 @@ each_store!(
     a_cancelled_run_undoes_what_was_done_and_cannot_be_redriven,
     a_stuck_run_is_retried_or_resumed_by_an_operator,
     history_is_told_as_a_list_and_as_a_stream_that_resumes,
+    every_life_after_a_redrive_has_as_many_tries_as_the_first,
 );
 
 /// A gateway whose route starts a workflow `flow` with these steps.
@@ -395,5 +396,36 @@ async fn history_is_told_as_a_list_and_as_a_stream_that_resumes(bench: Bench) {
     assert!(
         !rest.contains("id: 2\n") && rest.contains("id: 3\n"),
         "{rest}"
+    );
+}
+
+async fn every_life_after_a_redrive_has_as_many_tries_as_the_first(bench: Bench) {
+    let hook = Upstream::start().await;
+    hook.on_post("/").reply(Reply::new(503));
+    let frail = format!(
+        "id = \"frail\"\nurl = \"{}\"\nallow_private = true\ntimeout = \"1s\"\n\
+         retry = {{ first = \"100ms\", max = \"1h\", horizon = \"2s\", faults = 2 }}",
+        hook.url()
+    );
+    let setup = bench.gateway().tokens().more("destination", &frail);
+    let rules = "poll_interval = \"100ms\"\nbreaker_faults = 1000";
+    let setup = setup.section("outbox", rules);
+    let setup = setup.route(r#"effect = [{ http = "frail" }]"#);
+    let gateway = setup.start().await;
+    paid(&gateway).await;
+    let mut lives = Vec::new();
+    for _ in 0..4 {
+        bench.database.until_runs_are(1, "stuck").await;
+        lives.push(hook.requests().len() - lives.iter().sum::<usize>());
+        let path = format!("/v1/runs/{}/retry", run_id(&gateway).await);
+        let again = json!({ "reason": "again" });
+        let (status, answer) = api(&gateway, "operator", "POST", &path, again).await;
+        assert_eq!(status, 200, "{answer}");
+        bench.database.until_runs_are(1, "running").await;
+    }
+    // After 100, 300, 700 ms, and so on until the horizon, each pause spread by half.
+    assert!(
+        lives.iter().all(|tries| (4..=8).contains(tries)),
+        "{lives:?}"
     );
 }

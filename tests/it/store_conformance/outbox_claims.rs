@@ -71,6 +71,24 @@ pub async fn a_claim_gets_all_that_is_sent(on: &Fixture) {
     );
 }
 
+pub async fn the_horizon_counts_from_the_first_try_after_a_redrive(on: &Fixture) {
+    let sown = intent()
+        .due(Some(-60_000))
+        .with(&[("tries", "7"), ("tries_before", "7")]);
+    let key = on.sow(&sown).await;
+    let first = on.claimed(&key).await;
+    on.end(&first, given_back()).await;
+    // A claim that was given back was no try.
+    let claimed = on.win_intent(&wish(&key)).await;
+    assert_eq!((claimed.tries, claimed.tries_before), (8, 7));
+    assert!(claimed.age.as_secs() < 30, "{:?}", claimed.age);
+    let later = intent().due(Some(-60_000));
+    let later = later.with(&[("tries", "8"), ("tries_before", "7")]);
+    let key = on.sow(&later).await;
+    let claimed = on.win_intent(&wish(&key)).await;
+    assert!(claimed.age.as_secs() >= 60, "{:?}", claimed.age);
+}
+
 pub async fn a_body_of_five_megabytes_is_sent_whole(on: &Fixture) {
     let body = match on.raw.kind() {
         Kind::Postgres => format!("convert_to(repeat('x', {BODY_BYTES}), 'UTF8')"),

@@ -132,7 +132,7 @@ pub async fn a_dead_intent_is_redriven_with_new_budgets(on: &Fixture) {
     assert_eq!((seen.tries, seen.has_body), (7, true));
     let anew = so!(
         "faults = 0 and deaths = 0 and redrives = 1 and ended_at is null \
-        and due_at = first_due_at and due_at > created_at"
+        and tries_before = 7 and due_at = first_due_at and due_at > created_at"
     );
     assert!(is(on, &key, 1, anew).await);
     // What is pending is not redriven.

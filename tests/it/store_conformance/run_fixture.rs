@@ -13,6 +13,7 @@ use oncegate::domain::run::{
 };
 use oncegate::domain::workflow::Retry;
 use oncegate::ids;
+use oncegate::store::runs::DuePlace;
 
 use super::fixture::{Fixture, claim, completion};
 
@@ -176,9 +177,10 @@ impl Fixture {
 
     /// Runs that are due, in their order by name.
     pub async fn due(&self, limit: u32) -> Vec<RunKey> {
-        let mut due = self.store.runs_due(limit).await.unwrap();
-        due.sort();
-        due
+        let due = self.store.runs_due(&DuePlace::default(), limit).await;
+        let mut keys = due.unwrap().keys;
+        keys.sort();
+        keys
     }
 }
 

@@ -1,12 +1,13 @@
 //! What is read of runs: by the coordinator, by clients, by people.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use oncegate::domain::intent::{IntentStatus, Order};
 use oncegate::domain::run::{RunKey, RunStatus, Timer};
 use oncegate::domain::scope::TenantScope;
 use oncegate::ids;
-use oncegate::store::runs::RunSearch;
+use oncegate::store::runs::{DuePlace, RunSearch};
 
 use super::fixture::{Fixture, LONG, claim, claim_of, key};
 use super::run_fixture::{changing, run_of, starting, tick, timer};
@@ -69,6 +70,30 @@ pub async fn what_is_due_is_told_of_every_tenant(on: &Fixture) {
         );
     }
     assert_eq!(on.due(100).await.len(), 14);
+}
+
+pub async fn each_look_for_what_is_due_goes_on_where_the_last_one_ended(on: &Fixture) {
+    let mut all = BTreeSet::new();
+    for n in 0..7 {
+        all.insert(on.begun(&format!("changed{n}"), 2).await);
+        let waits = on.begun(&format!("waits{n}"), 0).await;
+        on.tick(&waits, timer(Duration::ZERO)).await;
+        all.insert(waits);
+    }
+    on.raw
+        .execute("update eec_effect_intent set changed = true")
+        .await;
+    // Nobody moves them on, and yet all are told, again and again.
+    let mut place = DuePlace::default();
+    for _ in 0..2 {
+        let mut told = BTreeSet::new();
+        for _ in 0..10 {
+            let due = on.store.runs_due(&place, 3).await.unwrap();
+            told.extend(due.keys);
+            place = due.next;
+        }
+        assert_eq!(told, all);
+    }
 }
 
 pub async fn a_run_is_loaded_with_what_a_tick_looks_at(on: &Fixture) {

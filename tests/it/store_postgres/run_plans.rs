@@ -7,7 +7,7 @@ use oncegate::domain::intent::{IntentStatus, Order};
 use oncegate::domain::run::{RunKey, RunStatus, TickCommitted};
 use oncegate::ids;
 use oncegate::store::Store as _;
-use oncegate::store::runs::{RunSearch, RunStore as _};
+use oncegate::store::runs::{DuePlace, RunSearch, RunStore as _};
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
@@ -86,7 +86,8 @@ async fn every_statement(gateway: &Gateway, round: &str) {
         let done = store.commit_ticks(&commits).await.unwrap();
         assert!(done.iter().all(|done| *done == TickCommitted::Committed));
     }
-    assert!(store.runs_due(100).await.unwrap().contains(&keys[0]));
+    let due = store.runs_due(&DuePlace::default(), 100).await.unwrap();
+    assert!(due.keys.contains(&keys[0]));
     assert!(!store.is_applied(&keys[0], ids::stamp()).await.unwrap());
     assert!(store.find_run(keys[0].id).await.unwrap().is_some());
     assert!(store.show_run(&keys[0]).await.unwrap().is_some());

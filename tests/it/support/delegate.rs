@@ -15,13 +15,19 @@ macro_rules! delegate_runs_and_outbox {
             use oncegate::store::outbox::{
                 ClaimBeat, IntentLine, IntentSearch, Lane, LaneWish, OutboxCensus, Pause,
             };
-            use oncegate::store::runs::{Attempt, RunLine, RunSearch, RunsPurged, Transition};
+            use oncegate::store::runs::{
+                Attempt, DuePlace, RunLine, RunSearch, RunsDue, RunsPurged, Transition,
+            };
             use oncegate::store::{Audit, Resolved, StoreError};
 
             #[async_trait::async_trait]
             impl oncegate::store::runs::RunStore for $double {
-                async fn runs_due(&self, limit: u32) -> Result<Vec<RunKey>, StoreError> {
-                    self.$inner.runs_due(limit).await
+                async fn runs_due(
+                    &self,
+                    from: &DuePlace,
+                    limit: u32,
+                ) -> Result<RunsDue, StoreError> {
+                    self.$inner.runs_due(from, limit).await
                 }
                 async fn load_runs(
                     &self,

@@ -58,7 +58,7 @@ macro_rules! claimed_columns {
     () => {
         concat!(
             "t.n, t.status, t.run_id, t.seq, t.step, t.destination, t.idempotency_key, t.tries, \
-             t.faults, t.sending, ",
+             t.tries_before, t.faults, t.sending, ",
             us_from_now!("t.first_due_at"),
             " as first_due_us, m.body \
              from t left join eec_effect_body m on m.tenant_scope = t.tenant_scope \
@@ -90,7 +90,7 @@ const CLAIM: &str = concat!(
     goes_on!(),
     "::int, \
             deaths = i.deaths + (i.claim_token is not null)::int, \
-            first_due_at = case when i.tries = 0 then now() \
+            first_due_at = case when i.tries = i.tries_before then now() \
                 else coalesce(i.first_due_at, now()) end, \
             outcome = case when i.claim_token is null then i.outcome else 'lost' end, \
             answer_status = case when i.claim_token is null then i.answer_status end, \
@@ -309,6 +309,7 @@ fn claimed(row: &PgRow, wish: &ClaimWish) -> Result<IntentClaimed, StoreError> {
         idempotency_key: cells.get("idempotency_key")?,
         stamp: wish.stamp,
         tries: cells.count("tries")?,
+        tries_before: cells.count("tries_before")?,
         faults: cells.count("faults")?,
         age: from_us(-cells.get::<i64>("first_due_us")?),
         sending: sending(cells)?,

@@ -19,7 +19,7 @@ macro_rules! line_columns {
     () => {
         concat!(
             "i.tenant_scope, i.intent_id, i.run_id, i.seq, i.step, i.status, i.destination, \
-             i.idempotency_key, i.sending, i.due_at, i.tries, i.faults, i.deaths, i.redrives, \
+             i.idempotency_key, i.sending, i.due_at, i.tries, i.tries_before, i.faults, i.deaths, i.redrives, \
              i.outcome, i.answer_status, i.diagnostic, i.created_at, i.ended_at, \
              i.claim_token is not null and i.due_at > now() as claimed, \
              octet_length(m.body) as body_bytes, ",

@@ -48,6 +48,7 @@ pub(super) fn line(row: &PgRow) -> Result<IntentLine, StoreError> {
         claimed: cells.get("claimed")?,
         due_at: cells.get("due_at")?,
         tries: cells.count("tries")?,
+        tries_before: cells.count("tries_before")?,
         faults: cells.count("faults")?,
         deaths: cells.count("deaths")?,
         redrives: cells.count("redrives")?,

@@ -11,11 +11,12 @@ use crate::store::StoreError;
 use crate::store::postgres::routing::nth;
 use crate::store::postgres::rows::Cells;
 use crate::store::postgres::run::{Repeat, Runner, fixed};
-use crate::store::runs::due;
+use crate::store::runs::due::{self, Found};
+use crate::store::runs::{DuePlace, RunsDue};
 
-/// Three looks at what is due, each with an end: timers, the oldest first; changed intents, of
-/// each tenant its share; and changed intents in the order of their index, when the shares of the
-/// others are not used up. An intent is told by its run, so some repeat.
+/// Three looks at what is due, each with an end: timers; changed intents, of each tenant its share;
+/// and changed intents of all in the order of their index. The first and the last begin where the
+/// look before ended. An intent is told by its run, so some repeat.
 const DUE: &str = "\
     with recursive tenants as ( \
         (select tenant_scope from eec_effect_intent where changed order by tenant_scope limit 1) \
@@ -28,7 +29,8 @@ const DUE: &str = "\
         select tenant_scope from tenants where tenant_scope is not null limit $1 \
     ), timers as ( \
         select tenant_scope, run_id, due_at from eec_run \
-        where due_at <= now() order by due_at limit $1 \
+        where due_at <= now() and (due_at, tenant_scope, run_id) > ($2, $3, $4) \
+        order by due_at, tenant_scope, run_id limit $1 \
     ), shares as ( \
         select s.tenant_scope, i.run_id from chosen s cross join lateral ( \
             select run_id from eec_effect_intent \
@@ -37,8 +39,9 @@ const DUE: &str = "\
             limit greatest(1, $1 / (select count(*) from chosen)) \
         ) i \
     ), rest as ( \
-        select tenant_scope, run_id from eec_effect_intent where changed \
-        order by tenant_scope, run_id limit 2 * $1 \
+        select tenant_scope, run_id from eec_effect_intent \
+        where changed and (tenant_scope, run_id) > ($5, $6) \
+        order by tenant_scope, run_id limit $7 \
     ) \
     select 0 as source, tenant_scope, run_id, due_at from timers \
     union all select 1, tenant_scope, run_id, null from shares \
@@ -81,19 +84,35 @@ const ANSWER: &str = "\
 impl Runner {
     pub(in crate::store::postgres) async fn runs_due(
         &self,
+        from: &DuePlace,
         limit: u32,
-    ) -> Result<Vec<RunKey>, StoreError> {
-        let rows = self
-            .rows(Repeat::Safe, || fixed(DUE).bind(i64::from(limit)))
-            .await?;
-        let mut sources = [Vec::new(), Vec::new(), Vec::new()];
-        for row in &rows {
-            let source = Cells::new(row, "eec_run").get::<i32>("source")?;
-            let source = usize::try_from(source).unwrap_or_default().min(2);
-            sources[source].push(run_key(row)?);
+    ) -> Result<RunsDue, StoreError> {
+        let rows = self.rows(Repeat::Safe, || {
+            let (due, timer_tenant, timer_run) = from.timer_columns();
+            let (tenant, run_id) = from.changed_columns();
+            fixed(DUE)
+                .bind(i64::from(limit))
+                .bind(due)
+                .bind(timer_tenant.to_owned())
+                .bind(timer_run)
+                .bind(tenant.to_owned())
+                .bind(run_id)
+                .bind(i64::from(due::changes_max(limit)))
+        });
+        let mut found = Found {
+            timers: Vec::new(),
+            shares: Vec::new(),
+            changes: Vec::new(),
+        };
+        for row in &rows.await? {
+            let cells = Cells::new(row, "eec_run");
+            match cells.get::<i32>("source")? {
+                0 => found.timers.push((cells.get("due_at")?, run_key(row)?)),
+                1 => found.shares.push(run_key(row)?),
+                _ => found.changes.push(run_key(row)?),
+            }
         }
-        let [timers, shares, rest] = sources;
-        Ok(due::in_turn(timers, shares, rest, limit))
+        Ok(due::in_turn(found, from, limit))
     }
 
     pub(in crate::store::postgres) async fn load_runs(

@@ -62,7 +62,7 @@ const SEE: &str = "\
 const TAKE: &str = "\
     update eec_effect_intent \
     set claim_token = ?3, due_at = ?4 + ?5, tries = tries + 1, \
-        first_due_at = iif(tries = 0, ?4, coalesce(first_due_at, ?4)) \
+        first_due_at = iif(tries = tries_before, ?4, coalesce(first_due_at, ?4)) \
     where tenant_scope = ?1 and intent_id = ?2";
 
 const OPEN: &str = "\
@@ -86,8 +86,8 @@ const LOSE: &str = "\
     where tenant_scope = ?1 and run_id = ?2 and stamp = ?3 and status = 'open'";
 
 const CLAIMED: &str = "\
-    select i.run_id, i.seq, i.step, i.destination, i.idempotency_key, i.tries, i.faults, \
-           i.first_due_at, i.sending, m.body \
+    select i.run_id, i.seq, i.step, i.destination, i.idempotency_key, i.tries, i.tries_before, \
+           i.faults, i.first_due_at, i.sending, m.body \
     from eec_effect_intent i left join eec_effect_body m on m.tenant_scope = i.tenant_scope \
          and m.intent_id = i.intent_id and m.part = 'message' \
     where i.tenant_scope = ?1 and i.intent_id = ?2";
@@ -319,6 +319,7 @@ async fn claimed(
         idempotency_key: cells.get("idempotency_key")?,
         stamp: wish.stamp,
         tries: cells.count("tries")?,
+        tries_before: cells.count("tries_before")?,
         faults: cells.count("faults")?,
         age: between(cells.get("first_due_at")?, now_ms),
         sending: sending(&cells)?,

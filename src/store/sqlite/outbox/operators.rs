@@ -23,7 +23,7 @@ macro_rules! lines {
         concat!(
             "select i.tenant_scope, i.intent_id, i.run_id, i.seq, i.step, i.status, \
              i.destination, i.idempotency_key, i.sending, i.claim_token, i.due_at, \
-             i.first_due_at, i.tries, i.faults, i.deaths, i.redrives, i.outcome, \
+             i.first_due_at, i.tries, i.tries_before, i.faults, i.deaths, i.redrives, i.outcome, \
              i.answer_status, i.diagnostic, i.created_at, i.ended_at, \
              (select length(m.body) from eec_effect_body m where m.tenant_scope = i.tenant_scope \
                  and m.intent_id = i.intent_id and m.part = 'message') as body_bytes from ",

@@ -51,6 +51,7 @@ pub fn line(row: &SqliteRow, now_ms: i64) -> Result<IntentLine, StoreError> {
         claimed: held && cells.id_if_any("claim_token")?.is_some(),
         due_at: cells.instant_if_any("due_at")?,
         tries: cells.count("tries")?,
+        tries_before: cells.count("tries_before")?,
         faults: cells.count("faults")?,
         deaths: cells.count("deaths")?,
         redrives: cells.count("redrives")?,

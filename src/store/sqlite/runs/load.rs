@@ -1,19 +1,23 @@
 //! What ticks are made from: which runs something happened to, and how they stand.
 
 use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
+use time::OffsetDateTime;
 
 use super::rows::{answer, run, run_columns, run_key, run_status, seen};
 use crate::domain::message::Recorded;
 use crate::domain::run::{LoadedRun, RunKey, RunStatus};
 use crate::store::StoreError;
-use crate::store::runs::due;
+use crate::store::runs::due::{self, Found};
+use crate::store::runs::{DuePlace, RunsDue};
 use crate::store::sqlite::failure;
 use crate::store::sqlite::rows::Cells;
 use crate::store::sqlite::statement::{self, Query};
 
 const TIMERS: &str = "\
-    select tenant_scope, run_id from eec_run \
-    where due_at is not null and due_at <= ?1 order by due_at limit ?2";
+    select tenant_scope, run_id, due_at from eec_run \
+    where due_at is not null and due_at <= ?1 and (due_at, tenant_scope, run_id) > (?3, ?4, ?5) \
+    order by due_at, tenant_scope, run_id limit ?2";
 
 /// Tenants that have something, each found by its own look at the index.
 const TENANTS: &str = "\
@@ -33,7 +37,8 @@ const CHANGED: &str = "\
 
 const CHANGED_OF_ALL: &str = "\
     select tenant_scope, run_id from eec_effect_intent \
-    where changed order by tenant_scope, run_id limit 2 * ?1";
+    where changed and (tenant_scope, run_id) > (?2, ?3) \
+    order by tenant_scope, run_id limit ?1";
 
 const LOAD: &str = concat!(
     "select ",
@@ -71,15 +76,25 @@ pub const STATEMENTS: [&str; 7] = [
     ANSWER,
 ];
 
-/// Runs that something happened to: timers, the oldest first; changed intents, of each tenant its
-/// share; and more of those when the shares of the others are not used up.
+/// Runs that something happened to: timers; changed intents, of each tenant its share; and those of
+/// all tenants in the order of their index.
 pub async fn runs_due(
     connection: &mut SqliteConnection,
     now_ms: i64,
+    from: &DuePlace,
     limit: u32,
-) -> Result<Vec<RunKey>, StoreError> {
-    let timers = sqlx::query(TIMERS).bind(now_ms).bind(limit);
-    let timers = keys(connection, timers).await?;
+) -> Result<RunsDue, StoreError> {
+    let (due, tenant, run_id) = from.timer_columns();
+    let timers = sqlx::query(TIMERS)
+        .bind(now_ms)
+        .bind(limit)
+        .bind(instant_ms(due))
+        .bind(tenant)
+        .bind(run_id);
+    let timers = statement::rows(connection, timers).await?;
+    let timer =
+        |row: &SqliteRow| Ok((Cells::new(row, "eec_run").instant("due_at")?, run_key(row)?));
+    let timers: Result<_, StoreError> = timers.iter().map(timer).collect();
     let tenants = sqlx::query_scalar(TENANTS).bind(limit);
     let tenants: Vec<String> = tenants
         .fetch_all(&mut *connection)
@@ -91,9 +106,17 @@ pub async fn runs_due(
         let share = sqlx::query(CHANGED).bind(tenant).bind(each.max(1));
         shares.extend(keys(connection, share).await?);
     }
-    let rest = sqlx::query(CHANGED_OF_ALL).bind(limit);
-    let rest = keys(connection, rest).await?;
-    Ok(due::in_turn(timers, shares, rest, limit))
+    let (tenant, run_id) = from.changed_columns();
+    let changes = sqlx::query(CHANGED_OF_ALL)
+        .bind(due::changes_max(limit))
+        .bind(tenant)
+        .bind(run_id);
+    let found = Found {
+        timers: timers?,
+        shares,
+        changes: keys(connection, changes).await?,
+    };
+    Ok(due::in_turn(found, from, limit))
 }
 
 /// Reads runs. The caller holds one snapshot over all of it.
@@ -133,6 +156,10 @@ pub async fn run_answer(
 /// A statement with a run's key as its first two parameters.
 pub fn of_run<'q>(sql: &'static str, key: &'q RunKey) -> Query<'q> {
     sqlx::query(sql).bind(key.tenant.as_str()).bind(key.id.0)
+}
+
+fn instant_ms(instant: OffsetDateTime) -> i64 {
+    i64::try_from(instant.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
 async fn keys(
