@@ -112,7 +112,7 @@ async fn reserve(
     let place = Arc::clone(&state.room.parked).try_acquire_owned().ok();
     let wait = match place {
         Some(_) => {
-            let preferred = head::preferred_waits(&headers).find_map(Result::ok);
+            let preferred = head::preferred_waits(&headers).flatten().next();
             preferred.map_or(asked.wait, |wait| wait.min(asked.wait))
         }
         None => Duration::ZERO,
