@@ -25,6 +25,7 @@ use crate::domain::intent::{ClaimedIntent, Finished, IntentKey};
 use crate::domain::run::RunKey;
 use crate::domain::scope::TenantScope;
 use crate::head;
+use crate::outbox::tasks::TaskResult;
 use crate::problem::{Kind, Problem};
 use wire::{Claimed, Extended, Taken};
 
@@ -148,6 +149,9 @@ pub(super) async fn result(
     let asked: wire::Outcome = request::parse(&body)?;
     let (key, stamp, result) = asked.into_parts().map_err(|what| invalid(&what))?;
     visible(&caller, &key)?;
+    if let TaskResult::Done(value) = &result {
+        request::kept("result", value)?;
+    }
     let tasks = state.tasks;
     let telling = async move { tasks.finish(&key, stamp, result).await };
     let broke_off = "a task's result broke off";

@@ -445,3 +445,42 @@ async fn a_run_that_this_version_can_not_read_says_so() {
     assert_eq!(acted.json()["refused"][0]["why"], "unreadable");
     admin.stop().await;
 }
+
+#[tokio::test]
+async fn what_can_not_be_kept_whole_is_refused() {
+    let admin = Admin::start().await;
+    let run = admin.stuck("k").await;
+    let before = admin.shown(&run).await;
+    let signal = |payload: &Value| ("/signals/a", json!({ "payload": payload }));
+    let resume = |result: &Value| ("/resume", json!({ "reason": "r", "result": result }));
+    let (long, deep) = (json!("x".repeat(64 * 1024)), fixture::nested(65));
+    for (act, body) in [signal(&long), resume(&long)] {
+        let reply = admin.post(OPERATOR, &path(&run, act), body).await;
+        assert_eq!(
+            (reply.status, &*reply.slug()),
+            (413, "body-too-large"),
+            "{act}"
+        );
+        assert!(reply.text().contains("65536"), "{act}: {}", reply.text());
+    }
+    for (act, body) in [signal(&deep), resume(&deep)] {
+        let reply = admin.post(OPERATOR, &path(&run, act), body).await;
+        assert_eq!(
+            (reply.status, &*reply.slug()),
+            (400, "request-invalid"),
+            "{act}"
+        );
+        assert!(
+            reply.text().contains("64 levels"),
+            "{act}: {}",
+            reply.text()
+        );
+    }
+    assert_eq!(admin.shown(&run).await, before);
+    let (long, deep) = (json!("x".repeat(64 * 1024 - 2)), fixture::nested(64));
+    for (act, body) in [signal(&long), signal(&deep), resume(&deep)] {
+        let reply = admin.post(OPERATOR, &path(&run, act), body).await;
+        assert_eq!(reply.status, 200, "{act}: {}", reply.text());
+    }
+    admin.stop().await;
+}

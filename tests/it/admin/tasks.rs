@@ -346,3 +346,21 @@ async fn another_result_of_the_same_claim_is_refused() {
     assert_eq!(tell(&task, failed(true)).await, 200);
     admin.stop().await;
 }
+
+#[tokio::test]
+async fn a_result_that_can_not_be_kept_whole_is_refused() {
+    let admin = Admin::start().await;
+    queued(&admin, "acme", "k").await;
+    let task = claimed(&admin, WORKER, json!({})).await.remove(0);
+    for (result, status, says) in [
+        (json!("x".repeat(64 * 1024)), 413, "65536"),
+        (fixture::nested(65), 400, "64 levels"),
+        (fixture::nested(64), 200, "taken"),
+    ] {
+        let result = about(&task, &json!({ "result": result }));
+        let reply = admin.post(WORKER, "/v1/tasks/result", result).await;
+        assert_eq!(reply.status, status, "{}", reply.text());
+        assert!(reply.text().contains(says), "{}", reply.text());
+    }
+    admin.stop().await;
+}
