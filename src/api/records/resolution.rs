@@ -160,7 +160,7 @@ impl Answer {
         self.status
     }
 
-    /// As a decision keeps it: framing and what is for one moment only is left out.
+    /// As a decision keeps it: framing, cookies and what is for one moment only is left out.
     #[must_use]
     pub fn recorded(&self) -> Recorded {
         Recorded::new(
@@ -168,7 +168,7 @@ impl Answer {
             &self.headers,
             Some(self.body.clone()),
             None,
-            true,
+            false,
         )
     }
 }
