@@ -102,6 +102,12 @@ pub(super) fn uuid(name: &str, text: &str) -> Result<Uuid, String> {
     parsed.ok_or_else(|| format!("{name}: not a UUID"))
 }
 
+/// The same, where it is read.
+pub(super) fn given_uuid<'de, D: Deserializer<'de>>(given: D) -> Result<Uuid, D::Error> {
+    let text = String::deserialize(given)?;
+    uuid("it", &text).map_err(serde::de::Error::custom)
+}
+
 /// The body of acts that need nothing else.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use self::wire::{ClaimOut, CompleteIn, HeartbeatIn, ReleaseIn, ReserveIn, ReserveOut};
 use super::request::{self, invalid, read_within};
@@ -109,6 +110,7 @@ async fn reserve(
     let Some(key) = parse_key(&call.key)? else {
         return Ok(Json(ReserveOut::Fresh).into_response());
     };
+    known_pool(&state, &tenant, &pool, call.request_id).await?;
     let place = Arc::clone(&state.room.parked).try_acquire_owned().ok();
     let wait = match place {
         Some(_) => {
@@ -141,6 +143,23 @@ async fn reserve(
     };
     tell("reserve", &caller, &key, outcome);
     answer.map(|(_, response)| response)
+}
+
+/// A typo would be a space of keys of its own. A claim that was made before is told all the same.
+async fn known_pool(
+    state: &AdminState,
+    tenant: &TenantScope,
+    pool: &PoolId,
+    request_id: Uuid,
+) -> Result<(), Problem> {
+    let Err(what) = state.catalog.has_pool(pool) else {
+        return Ok(());
+    };
+    let remembered = state.store.remembered(tenant, request_id).await;
+    match remembered.map_err(|error| denial::not_answered(&error))? {
+        Some(_) => Ok(()),
+        None => Err(invalid(&what)),
+    }
 }
 
 /// What a caller is told, with the word for it.

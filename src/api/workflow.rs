@@ -118,6 +118,15 @@ impl Catalog {
         }
     }
 
+    /// Whether there is such a pool.
+    pub fn has_pool(&self, pool: &PoolId) -> Result<(), String> {
+        let ids = || self.pools.iter().map(String::as_str);
+        let is_known = self.pools.contains(pool.as_str());
+        is_known
+            .then_some(())
+            .ok_or_else(|| unknown("pool", "pool", pool.as_str(), ids()))
+    }
+
     /// What the routes of a pool let follow a decision; an error, if they don't agree: the names
     /// of the workflows that there are.
     pub fn follow_up_of(&self, pool: &PoolId) -> Result<Option<Arc<Workflow>>, Vec<String>> {
