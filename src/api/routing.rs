@@ -27,6 +27,7 @@ use uuid::Uuid;
 use self::wire::{ClaimOut, CompleteIn, HeartbeatIn, ReleaseIn, ReserveIn, ReserveOut};
 use super::request::{self, invalid, read_within};
 use super::token::Caller;
+use super::workflow::{self, Catalog};
 use super::{AdminState, Route};
 use crate::config::Role;
 use crate::domain::fingerprint::RequestDigest;
@@ -37,7 +38,7 @@ use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::head;
 use crate::problem::{Kind, Problem};
-use crate::routing::callers::{Decree, Reservation, Wish};
+use crate::routing::callers::{Decree, Decreed, Reservation, Told, Wish};
 use crate::routing::gate::Denial;
 
 /// The longest request body of a completion, in bytes.
@@ -256,23 +257,23 @@ async fn complete(
     let call: CompleteIn = read_within(body, BODY_BYTES_MAX).await?;
     let key = record(&caller, call.tenant.as_deref(), &call.pool, &call.key)?;
     let recorded = call.decision.recorded().map_err(|what| invalid(&what))?;
-    let workflow = state.catalog.read(call.effects, call.run);
-    let workflow = workflow.map_err(|what| invalid(&what))?;
-    let input = call.input.unwrap_or_default();
+    let token = AttemptToken(call.attempt_token);
+    let given = (call.effects, call.run, call.input);
+    let follow_up = match follow_up(&state.catalog, &key.tenant, given) {
+        Ok(follow_up) => follow_up.map(Box::new),
+        // What is decided is told, whatever has become of the configuration since.
+        Err(what) => {
+            let decreed = state.gate.decreed(&key, token).await;
+            let decreed = decreed.map_err(|error| denial::not_answered(&error))?;
+            return decreed.map_or_else(|| Err(invalid(&what)), |decreed| completed(Ok(decreed)));
+        }
+    };
     let decree = Decree {
         key: key.clone(),
-        token: AttemptToken(call.attempt_token),
+        token,
         decided_by: format!("service:{}", caller.name),
         recorded,
-        follow_up: workflow.map(|workflow| {
-            Box::new(FollowUp {
-                workflow,
-                request: None,
-                input,
-                first_key: None,
-                holds_record: false,
-            })
-        }),
+        follow_up,
     };
     let (gate, bells) = (state.gate.clone(), state.bells.clone());
     let decreeing = async move {
@@ -290,6 +291,28 @@ async fn complete(
         Err(_) => "not answered",
     };
     tell("complete", &caller, &key, outcome);
+    completed(decreed)
+}
+
+/// What follows a decision with these effects, this run and this input.
+fn follow_up(
+    catalog: &Catalog,
+    tenant: &TenantScope,
+    (effects, run, input): (Option<Value>, Option<Value>, Option<Value>),
+) -> Result<Option<FollowUp>, String> {
+    let input = workflow::input(input)?;
+    let workflow = catalog.read(effects, run, tenant)?;
+    Ok(workflow.map(|workflow| FollowUp {
+        workflow,
+        request: None,
+        input,
+        first_key: None,
+        holds_record: false,
+    }))
+}
+
+/// What a completion is told.
+fn completed(decreed: Told<Decreed>) -> Result<Json<Value>, Problem> {
     match decreed {
         Ok(Ok(decreed)) => {
             let mut told = json!({ "decision": wire::committed(&decreed.committed) });
