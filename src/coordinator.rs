@@ -42,6 +42,8 @@ pub const TRIES_MAX: u32 = 8;
 const LOAD_MAX: usize = 64;
 /// Runs whose ticks are computed and committed at once.
 const CONCURRENT_MAX: usize = 64;
+/// Transitions that are read at once to find the one that an input made.
+const HISTORY_PAGE: u32 = 50;
 /// Ticks that a watcher may lag behind before it has to look again.
 const WATCHED_MAX: usize = 1024;
 /// The first pause after a conflict or a lost reply, at most; it doubles.
@@ -118,7 +120,7 @@ impl Coordinator {
         }))
     }
 
-    /// Tells a run something, once for each stamp.
+    /// Tells a run something, once for each stamp, which is for one act.
     ///
     /// # Errors
     /// See [`ApplyError`].
@@ -130,6 +132,9 @@ impl Coordinator {
             if repeated {
                 count("unchanged");
                 let run = loaded.run;
+                if !self.is_same_act(&run, &input).await? {
+                    return Err(ApplyError::Refused(Refused::OtherAct));
+                }
                 return Ok(Applied { run, repeated });
             }
             let computed = match tick(&loaded, Some(&input)) {
@@ -157,6 +162,24 @@ impl Coordinator {
             }
         }
         Err(ApplyError::Contended)
+    }
+
+    /// Whether the input of this stamp that the run took in is this act; repeats are mostly near the
+    /// end of the history.
+    async fn is_same_act(&self, run: &Run, input: &Input) -> Result<bool, StoreError> {
+        let mut end = run.last_transition_seq;
+        while end > 0 {
+            let after = (end - i64::from(HISTORY_PAGE)).max(0);
+            let store = &self.0.store;
+            let lines = store.transitions(&run.key, after, HISTORY_PAGE).await?;
+            let mut lines = lines.iter();
+            if let Some(line) = lines.find(|line| line.stamp == Some(input.stamp)) {
+                let detail = line.detail.as_deref();
+                return Ok(input.event.is_told_by(&line.kind, detail));
+            }
+            end = after;
+        }
+        Ok(true)
     }
 
     /// Moves on up to `limit` runs that something happened to, and returns how many it has.

@@ -18,8 +18,8 @@ use super::request::{self, MAY_HAVE_HAPPENED, Reason, detached, invalid, read};
 use super::runs::{ATTEMPTS_MAX, VIEWERS};
 use super::token::Caller;
 use super::{AdminState, Route};
-use crate::config::Role;
-use crate::domain::intent::IntentId;
+use crate::config::{Role, nearest};
+use crate::domain::intent::{Destination, IntentId};
 use crate::domain::run::RunKey;
 use crate::problem::{Kind, Problem};
 use crate::store::Audit;
@@ -179,6 +179,7 @@ async fn set_paused(
         operator: caller.name,
         reason: request::reason(&why).map_err(|what| invalid(&what))?,
     };
+    known(&state, &destination).await?;
     let store = state.store;
     let (asked, operator) = (destination.clone(), audit.operator.clone());
     let setting = async move { store.set_paused(&asked, paused, &audit).await };
@@ -194,6 +195,25 @@ async fn set_paused(
         destination: destination.0,
         paused,
     }))
+}
+
+/// Refuses the name of no destination: configured here, or paused by a gateway that may have
+/// another configuration. Hosts, pools and queues need no configuration.
+async fn known(state: &AdminState, asked: &Destination) -> Result<(), Problem> {
+    if asked.0.contains(':') || state.destinations.contains(asked) {
+        return Ok(());
+    }
+    let paused = state.store.paused().await?;
+    if paused.iter().any(|pause| pause.destination == *asked) {
+        return Ok(());
+    }
+    let paused = paused.iter().map(|pause| &pause.destination);
+    let known = state.destinations.iter().chain(paused);
+    let detail = match nearest(&asked.0, known.map(|known| known.0.as_str())) {
+        Some(near) => format!("There is no such destination; did you mean \"{near}\"?"),
+        None => "There is no such destination in the configuration of this gateway.".to_owned(),
+    };
+    Err(Problem::new(Kind::NotFound, detail))
 }
 
 /// The intent of this id, of whichever tenant the caller sees.

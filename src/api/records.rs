@@ -156,7 +156,7 @@ pub(super) async fn resolve(
     let key = record_key(&caller, path)?;
     let resolution: Resolution = read(body).await?;
     let (reason, answer, following) = resolution.into_parts().map_err(|what| invalid(&what))?;
-    let follow_up = following.read(&state.catalog, &key.pool, answer.status())?;
+    let follow_up = following.read(&state.catalog, &key, answer.status())?;
     let answer = Act::Resolve(Box::new((answer, follow_up)));
     act(state, caller, key, reason, answer).await
 }

@@ -12,10 +12,13 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use crate::domain::run::RESULT_BYTES_MAX;
 use crate::domain::scope::TenantScope;
+use crate::domain::workflow::{DEPTH_MAX, is_shallow};
 use crate::problem::{Kind, Problem};
 use crate::store::StoreError;
 use crate::telemetry::Chain;
@@ -77,10 +80,32 @@ where
     T::deserialize(given).map(Some)
 }
 
+/// Whether a value is nested no deeper than what is kept with a run may be.
+pub(super) fn shallow(name: &str, value: &Value) -> Result<(), String> {
+    let what = || format!("{name}: it is nested deeper than {DEPTH_MAX} levels");
+    is_shallow(value).then_some(()).ok_or_else(what)
+}
+
+/// Refuses a value for later steps that could not be kept whole.
+pub(super) fn kept(name: &str, value: &Value) -> Result<(), Problem> {
+    shallow(name, value).map_err(|what| invalid(&what))?;
+    if value.to_string().len() > RESULT_BYTES_MAX {
+        let detail = format!("`{name}` is at most {RESULT_BYTES_MAX} bytes, written as JSON.");
+        return Err(Problem::new(Kind::BodyTooLarge, detail));
+    }
+    Ok(())
+}
+
 /// A UUID, in the one form in which this API writes them (RFC 9562 section 4), in any case.
 pub(super) fn uuid(name: &str, text: &str) -> Result<Uuid, String> {
     let parsed = text.parse().ok().filter(|_| text.len() == 36);
     parsed.ok_or_else(|| format!("{name}: not a UUID"))
+}
+
+/// The same, where it is read.
+pub(super) fn given_uuid<'de, D: Deserializer<'de>>(given: D) -> Result<Uuid, D::Error> {
+    let text = String::deserialize(given)?;
+    uuid("it", &text).map_err(serde::de::Error::custom)
 }
 
 /// The body of acts that need nothing else.

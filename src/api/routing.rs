@@ -22,10 +22,12 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use self::wire::{ClaimOut, CompleteIn, HeartbeatIn, ReleaseIn, ReserveIn, ReserveOut};
 use super::request::{self, invalid, read_within};
 use super::token::Caller;
+use super::workflow::{self, Catalog};
 use super::{AdminState, Route};
 use crate::config::Role;
 use crate::domain::fingerprint::RequestDigest;
@@ -36,7 +38,7 @@ use crate::domain::run::FollowUp;
 use crate::domain::scope::{PoolId, RecordKey, TenantScope};
 use crate::head;
 use crate::problem::{Kind, Problem};
-use crate::routing::callers::{Decree, Reservation, Wish};
+use crate::routing::callers::{Decree, Decreed, Reservation, Told, Wish};
 use crate::routing::gate::Denial;
 
 /// The longest request body of a completion, in bytes.
@@ -109,10 +111,11 @@ async fn reserve(
     let Some(key) = parse_key(&call.key)? else {
         return Ok(Json(ReserveOut::Fresh).into_response());
     };
+    known_pool(&state, &tenant, &pool, call.request_id).await?;
     let place = Arc::clone(&state.room.parked).try_acquire_owned().ok();
     let wait = match place {
         Some(_) => {
-            let preferred = head::preferred_waits(&headers).find_map(Result::ok);
+            let preferred = head::preferred_waits(&headers).flatten().next();
             preferred.map_or(asked.wait, |wait| wait.min(asked.wait))
         }
         None => Duration::ZERO,
@@ -141,6 +144,23 @@ async fn reserve(
     };
     tell("reserve", &caller, &key, outcome);
     answer.map(|(_, response)| response)
+}
+
+/// A typo would be a space of keys of its own. A claim that was made before is told all the same.
+async fn known_pool(
+    state: &AdminState,
+    tenant: &TenantScope,
+    pool: &PoolId,
+    request_id: Uuid,
+) -> Result<(), Problem> {
+    let Err(what) = state.catalog.has_pool(pool) else {
+        return Ok(());
+    };
+    let remembered = state.store.remembered(tenant, request_id).await;
+    match remembered.map_err(|error| denial::not_answered(&error))? {
+        Some(_) => Ok(()),
+        None => Err(invalid(&what)),
+    }
 }
 
 /// What a caller is told, with the word for it.
@@ -237,23 +257,23 @@ async fn complete(
     let call: CompleteIn = read_within(body, BODY_BYTES_MAX).await?;
     let key = record(&caller, call.tenant.as_deref(), &call.pool, &call.key)?;
     let recorded = call.decision.recorded().map_err(|what| invalid(&what))?;
-    let workflow = state.catalog.read(call.effects, call.run);
-    let workflow = workflow.map_err(|what| invalid(&what))?;
-    let input = call.input.unwrap_or_default();
+    let token = AttemptToken(call.attempt_token);
+    let given = (call.effects, call.run, call.input);
+    let follow_up = match follow_up(&state.catalog, &key.tenant, given) {
+        Ok(follow_up) => follow_up.map(Box::new),
+        // What is decided is told, whatever has become of the configuration since.
+        Err(what) => {
+            let decreed = state.gate.decreed(&key, token).await;
+            let decreed = decreed.map_err(|error| denial::not_answered(&error))?;
+            return decreed.map_or_else(|| Err(invalid(&what)), |decreed| completed(Ok(decreed)));
+        }
+    };
     let decree = Decree {
         key: key.clone(),
-        token: AttemptToken(call.attempt_token),
+        token,
         decided_by: format!("service:{}", caller.name),
         recorded,
-        follow_up: workflow.map(|workflow| {
-            Box::new(FollowUp {
-                workflow,
-                request: None,
-                input,
-                first_key: None,
-                holds_record: false,
-            })
-        }),
+        follow_up,
     };
     let (gate, bells) = (state.gate.clone(), state.bells.clone());
     let decreeing = async move {
@@ -271,6 +291,28 @@ async fn complete(
         Err(_) => "not answered",
     };
     tell("complete", &caller, &key, outcome);
+    completed(decreed)
+}
+
+/// What follows a decision with these effects, this run and this input.
+fn follow_up(
+    catalog: &Catalog,
+    tenant: &TenantScope,
+    (effects, run, input): (Option<Value>, Option<Value>, Option<Value>),
+) -> Result<Option<FollowUp>, String> {
+    let input = workflow::input(input)?;
+    let workflow = catalog.read(effects, run, tenant)?;
+    Ok(workflow.map(|workflow| FollowUp {
+        workflow,
+        request: None,
+        input,
+        first_key: None,
+        holds_record: false,
+    }))
+}
+
+/// What a completion is told.
+fn completed(decreed: Told<Decreed>) -> Result<Json<Value>, Problem> {
     match decreed {
         Ok(Ok(decreed)) => {
             let mut told = json!({ "decision": wire::committed(&decreed.committed) });

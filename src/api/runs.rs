@@ -82,7 +82,8 @@ pub const ROUTES: [Route; 7] = [
 pub const INTENTS_MAX: u32 = 200;
 /// Attempts of a run that are shown with it, newest first.
 pub const ATTEMPTS_MAX: u32 = 200;
-/// The longest request body of a signal or a resumption, in bytes: it is kept with the run.
+/// The longest request body of a signal or a resumption, in bytes. What it brings is shorter: that
+/// is kept with the run.
 pub const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
 
 type RunPath = Result<Path<String>, PathRejection>;
@@ -206,6 +207,7 @@ pub(super) async fn resume(
     } = request::parse(&body)?;
     let reason = request::reason(&why).map_err(|what| invalid(&what))?;
     let stamp = wire::stamp(request_id.as_deref()).map_err(|what| invalid(&what))?;
+    request::kept("result", &result)?;
     let event = Event::Resume { result, reason };
     apply(state, caller, key, "resume", stamp, event).await
 }
@@ -226,6 +228,7 @@ pub(super) async fn signal(
         payload,
     } = request::parse(&body)?;
     let stamp = wire::stamp(request_id.as_deref()).map_err(|what| invalid(&what))?;
+    request::kept("payload", &payload)?;
     let event = Event::Signal { name, payload };
     apply(state, caller, key, "signal", stamp, event).await
 }

@@ -25,6 +25,7 @@ use crate::domain::intent::{ClaimedIntent, Finished, IntentKey};
 use crate::domain::run::RunKey;
 use crate::domain::scope::TenantScope;
 use crate::head;
+use crate::outbox::tasks::TaskResult;
 use crate::problem::{Kind, Problem};
 use wire::{Claimed, Extended, Taken};
 
@@ -148,6 +149,9 @@ pub(super) async fn result(
     let asked: wire::Outcome = request::parse(&body)?;
     let (key, stamp, result) = asked.into_parts().map_err(|what| invalid(&what))?;
     visible(&caller, &key)?;
+    if let TaskResult::Done(value) = &result {
+        request::kept("result", value)?;
+    }
     let tasks = state.tasks;
     let telling = async move { tasks.finish(&key, stamp, result).await };
     let broke_off = "a task's result broke off";
@@ -176,9 +180,12 @@ fn stale() -> Problem {
 
 /// How long the client is willing to wait.
 fn wait(headers: &HeaderMap) -> Result<Duration, String> {
-    let preferred = head::preferred_waits(headers).next().transpose();
-    let preferred = preferred.map_err(|_| "Prefer: wait is a number of seconds")?;
-    Ok(preferred.unwrap_or_default().min(WAIT_MAX))
+    match head::preferred_waits(headers).next() {
+        None => Ok(Duration::ZERO),
+        Some(preferred) => preferred
+            .map(|wait| wait.min(WAIT_MAX))
+            .ok_or_else(|| "Prefer: wait is a number of seconds".into()),
+    }
 }
 
 #[cfg(test)]
@@ -198,6 +205,7 @@ mod tests {
         assert_eq!(asked("wait=3"), Ok(Duration::from_secs(3)));
         assert_eq!(asked("respond-async, Wait = 4"), Ok(Duration::from_secs(4)));
         assert_eq!(asked("wait=999999"), Ok(WAIT_MAX));
+        assert_eq!(asked("wait=99999999999999999999999"), Ok(WAIT_MAX));
         assert!(asked("wait=soon").is_err());
     }
 }

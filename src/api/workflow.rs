@@ -10,16 +10,19 @@ mod read;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use axum::http::HeaderName;
 use serde_json::Value;
 
 use self::fields::{Fields, checked_name, items, unknown};
 pub(super) use self::read::header_lines;
-use crate::config::{Config, DestinationKind};
+use super::request::shallow;
+use crate::config::{Config, DestinationKind, TenantSource};
 use crate::domain::millis;
 use crate::domain::policy::{Mode, Policy};
-use crate::domain::scope::PoolId;
+use crate::domain::scope::{PoolId, TenantScope};
 use crate::domain::workflow::{
-    Action, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Step, WAIT_MAX, Workflow,
+    Action, EFFECTS_MAX, Effect, OnFailure, Retry, STEPS_MAX, Send, Step, Target, Text, WAIT_MAX,
+    Workflow,
 };
 
 /// What a step may be, by the key that says so.
@@ -36,6 +39,8 @@ pub struct Catalog {
     /// What follows decisions, by pool, as its routes say; each way once.
     follow_ups: BTreeMap<PoolId, Vec<Option<Arc<Workflow>>>>,
     allow_urls: bool,
+    /// The header in which a pool is told whose a request is.
+    tenant_header: Option<HeaderName>,
 }
 
 /// A destination, as far as an effect needs to know it.
@@ -91,23 +96,31 @@ impl Catalog {
                 .collect(),
             follow_ups,
             allow_urls: config.outbox.allow_urls,
+            tenant_header: match &config.tenant.source {
+                TenantSource::Header(name) => Some(name.clone()),
+                TenantSource::Fixed(_) | TenantSource::Credential => None,
+            },
         }
     }
 
-    /// What follows a decision with these `effects` and this `run`; `None`: nothing.
+    /// What follows a decision of this tenant with these `effects` and this `run`; `None`: nothing.
     pub fn read(
         &self,
         effects: Option<Value>,
         run: Option<Value>,
+        tenant: &TenantScope,
     ) -> Result<Option<Arc<Workflow>>, String> {
-        let effects = match effects {
+        let mut effects = match effects {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(none)) if none.is_empty() => Vec::new(),
             Some(list) => self.effects(list, "effects")?,
         };
+        for effect in &mut effects {
+            self.tell_tenant(effect, tenant);
+        }
         let run = match run {
             None | Some(Value::Null) => None,
-            Some(run) => Some(self.run(run)?),
+            Some(run) => Some(self.run(run, tenant)?),
         };
         match (effects.is_empty(), run) {
             (true, run) => Ok(run),
@@ -116,6 +129,15 @@ impl Catalog {
                 Ok(Some(Arc::new(workflow)))
             }
         }
+    }
+
+    /// Whether there is such a pool.
+    pub fn has_pool(&self, pool: &PoolId) -> Result<(), String> {
+        let ids = || self.pools.iter().map(String::as_str);
+        let is_known = self.pools.contains(pool.as_str());
+        is_known
+            .then_some(())
+            .ok_or_else(|| unknown("pool", "pool", pool.as_str(), ids()))
     }
 
     /// What the routes of a pool let follow a decision; an error, if they don't agree: the names
@@ -133,7 +155,7 @@ impl Catalog {
     }
 
     /// `{ "workflow": NAME }`, or a workflow of its own.
-    fn run(&self, run: Value) -> Result<Arc<Workflow>, String> {
+    fn run(&self, run: Value, tenant: &TenantScope) -> Result<Arc<Workflow>, String> {
         let mut fields = Fields::new(run, "run")?;
         if fields.has("workflow") {
             let name = fields.required("workflow")?;
@@ -144,7 +166,21 @@ impl Catalog {
                 .cloned()
                 .ok_or_else(|| unknown("run.workflow", "workflow", &name, names()));
         }
-        self.workflow(fields).map(Arc::new)
+        let mut own = self.workflow(fields)?;
+        for effect in own.effects_mut() {
+            self.tell_tenant(effect, tenant);
+        }
+        Ok(Arc::new(own))
+    }
+
+    /// A pool trusts what stands in the tenant's header: it is the gateway that writes it.
+    fn tell_tenant(&self, effect: &mut Effect, tenant: &TenantScope) {
+        if let (Some(name), Send::Http(http)) = (&self.tenant_header, &mut effect.send)
+            && matches!(http.to, Target::Pool(_))
+        {
+            let value = Text::Plain(tenant.tenant().to_owned());
+            http.headers.push((name.to_string(), value));
+        }
     }
 
     fn workflow(&self, mut fields: Fields) -> Result<Workflow, String> {
@@ -216,6 +252,13 @@ impl Catalog {
             .map(|(effect, at)| self.effect(effect, &at))
             .collect()
     }
+}
+
+/// What templates see as `input`.
+pub(super) fn input(given: Option<Value>) -> Result<Value, String> {
+    let input = given.unwrap_or_default();
+    shallow("input", &input)?;
+    Ok(input)
 }
 
 /// Whether it can be run, its templates included.

@@ -36,6 +36,19 @@ pub const OWN_HEADERS: [HeaderName; 5] = [
 /// Headers that hold credentials, which must not be kept in clear.
 pub const CREDENTIAL_HEADERS: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
 
+/// Beginnings of names that tell where a request came from.
+const ORIGIN_PREFIXES: [&str; 3] = ["forwarded", "x-forwarded-", "x-real-ip"];
+
+/// Whether a header of this name, in small letters, tells where a request came from.
+#[must_use]
+pub fn tells_origin(name: &str) -> bool {
+    // Services behind CGI, WSGI and the like can't tell the one from the other.
+    let name = name.replace('_', "-");
+    ORIGIN_PREFIXES
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
 /// Names that are for one hop whatever `Connection` says (RFC 9110 section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,

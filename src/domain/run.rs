@@ -235,6 +235,12 @@ pub enum Refused {
     /// The run is being cancelled or undone.
     #[error("the run is being undone")]
     Undoing,
+    /// Another version wrote the run.
+    #[error("this version can't read the run; tell it to the version that wrote it")]
+    Unreadable,
+    /// Its stamp is that of another input, which was taken in.
+    #[error("this request_id was used for another act on this run; use a new one")]
+    OtherAct,
     /// It holds as many signals as it may.
     #[error("the run holds too many signals that it has not awaited yet")]
     TooManySignals,

@@ -112,6 +112,17 @@ impl Workflow {
         })
     }
 
+    /// The same, to be changed.
+    pub fn effects_mut(&mut self) -> impl Iterator<Item = &mut Effect> {
+        self.steps.iter_mut().flat_map(|step| {
+            let effects = match &mut step.action {
+                Action::Effects(effects) => &mut **effects,
+                Action::Wait { .. } | Action::Signal { .. } => &mut [],
+            };
+            effects.iter_mut().chain(&mut step.compensation)
+        })
+    }
+
     /// Whether a template holds this word, so that it may ask for the variable of that name.
     #[must_use]
     pub fn mentions(&self, word: &str) -> bool {

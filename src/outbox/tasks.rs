@@ -316,7 +316,13 @@ fn ended(line: &IntentLine, result: TaskResult, jitter: f64) -> (End, Note) {
         }
         TaskResult::Failed { retryable, error } => {
             let note = Note {
-                outcome: "task_failed".to_owned(),
+                // What a claim is told to be is told again as that.
+                outcome: if retryable {
+                    "task_failed"
+                } else {
+                    "task_refused"
+                }
+                .to_owned(),
                 answer_status: None,
                 diagnostic: Some(diagnostic(&error)),
             };

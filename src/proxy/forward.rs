@@ -22,8 +22,6 @@ const PSEUDONYM: &str = "oncegate";
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Beginnings of names that tell where a request came from.
-const ORIGIN_PREFIXES: [&str; 3] = ["forwarded", "x-forwarded-", "x-real-ip"];
 
 /// Names that a guarded request must not strip by nominating them in `Connection`.
 const PROTECTED: [HeaderName; 13] = [
@@ -193,13 +191,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 fn drop_origin(headers: &mut HeaderMap) {
     let told: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| {
-            // Services behind CGI, WSGI and the like can't tell the one from the other.
-            let name = name.as_str().replace('_', "-");
-            ORIGIN_PREFIXES
-                .iter()
-                .any(|prefix| name.starts_with(prefix))
-        })
+        .filter(|name| message::tells_origin(name.as_str()))
         .cloned()
         .collect();
     for name in told {

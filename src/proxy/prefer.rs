@@ -10,7 +10,7 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 
 /// What the client asks for, but at most this. `None`: it asks for nothing.
 pub fn wait(headers: &HeaderMap, most: Duration) -> Option<Duration> {
-    let preferred = head::preferred_waits(headers).find_map(Result::ok);
+    let preferred = head::preferred_waits(headers).flatten().next();
     preferred.map(|wait| wait.min(most))
 }
 
@@ -40,6 +40,9 @@ mod tests {
         assert_eq!(asked(&["respond-async, WAIT = \"7\""]), Some(7));
         assert_eq!(asked(&["return=minimal", "wait=7", "wait=9"]), Some(7));
         assert_eq!(asked(&["wait=100"]), Some(25));
-        assert_eq!(asked(&["wait=soon"]), None);
+        assert_eq!(asked(&["wait=99999999999999999999999"]), Some(25));
+        for no_number in ["wait=soon", "wait=", "wait=+7", "wait=-7"] {
+            assert_eq!(asked(&[no_number]), None, "{no_number}");
+        }
     }
 }

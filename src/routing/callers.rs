@@ -414,7 +414,7 @@ impl Gate {
 
     /// The record is decided and bears this caller's token: by itself, or by an operator who found
     /// nobody at work.
-    async fn decreed_before(&self, record: Record) -> Told<Decreed> {
+    pub(super) async fn decreed_before(&self, record: Record) -> Told<Decreed> {
         let (token, tenant) = (record.token, record.key.tenant.clone());
         let own = token.decision_id();
         let found = match record.state {
@@ -468,7 +468,7 @@ impl Gate {
         }))
     }
 
-    async fn look_up(&self, key: &RecordKey) -> Result<Option<Record>, Arc<StoreError>> {
+    pub(super) async fn look_up(&self, key: &RecordKey) -> Result<Option<Record>, Arc<StoreError>> {
         self.0.group.look_up.ask(key.clone()).await
     }
 }

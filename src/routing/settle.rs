@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::callers::Decree;
+use super::callers::{Decree, Decreed, Stale};
 use super::gate::{Denial, Gate};
 use super::permit::Permit;
 use super::replay::Decided;
 use crate::domain::message::Recorded;
 use crate::domain::policy::OnUnknown;
 use crate::domain::record::{
-    Committed, Completion, DecisionId, GiveUp, Heartbeat, Release, State, Validity,
+    AttemptToken, Committed, Completion, DecisionId, GiveUp, Heartbeat, Release, State, Validity,
 };
 use crate::domain::run::FollowUp;
+use crate::domain::scope::RecordKey;
 use crate::store::StoreError;
 use crate::telemetry::{Chain, metric};
 
@@ -273,6 +274,26 @@ impl Gate {
             give_back(&gate);
             metrics::counter!(metric::UNRECORDED, "result" => result).increment(1);
         });
+    }
+
+    /// What became of a token's decision, if its record is decided and bears it; for a caller whose
+    /// decision can't be read any more.
+    ///
+    /// # Errors
+    /// When the store gave no answer.
+    pub async fn decreed(
+        &self,
+        key: &RecordKey,
+        token: AttemptToken,
+    ) -> Result<Option<Result<Decreed, Stale>>, Arc<StoreError>> {
+        match self.look_up(key).await? {
+            Some(record)
+                if record.token == token && matches!(record.state, State::Completed(..)) =>
+            {
+                self.decreed_before(record).await.map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     async fn give_up(&self, mut permit: Permit, give_up: GiveUp) -> Settled {

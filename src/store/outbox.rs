@@ -215,14 +215,29 @@ pub(super) fn note_text(note: &Note) -> Option<String> {
     note.diagnostic.as_deref().map(diagnostic)
 }
 
+/// The body of the answer that an end brings.
+fn answer_body(end: &End) -> Option<&[u8]> {
+    match end {
+        End::Delivered { answer, .. } => answer.as_ref()?.body.as_deref(),
+        End::Again { .. } | End::Dead { .. } | End::GivenBack { .. } => None,
+    }
+}
+
+/// Whether an end brings the answer whose body is kept. One that was not kept can't be compared.
+pub(super) fn brings(end: &End, kept: Option<&[u8]>) -> bool {
+    let told = answer_body(end);
+    told.zip(kept).is_none_or(|(told, kept)| told == kept)
+}
+
 /// For each end of a batch the first one that tells the same; an end that is the first is its own.
 pub(super) fn first_told(ends: &[Finish]) -> Vec<usize> {
     let mut first = HashMap::new();
-    let place = |(index, end): (usize, &Finish)| {
-        let told = (end.key.clone(), end.stamp, attempt_status(&end.end));
-        *first
-            .entry((told, outcome_word(&end.note)))
-            .or_insert(index)
-    };
-    ends.iter().enumerate().map(place).collect()
+    let mut places = Vec::with_capacity(ends.len());
+    for (index, end) in ends.iter().enumerate() {
+        let claim = (&end.key, end.stamp);
+        let told = (attempt_status(&end.end), outcome_word(&end.note));
+        let told = (claim, told, answer_body(&end.end));
+        places.push(*first.entry(told).or_insert(index));
+    }
+    places
 }

@@ -102,11 +102,12 @@ impl Work<'_> {
     async fn on_one(&self, line: &IntentLine) -> Result<Acted, Problem> {
         let mut acted = self.nothing_yet();
         match self.on(line).await? {
-            None => acted.done = 1,
-            Some(No::Refused(refused)) => {
+            Came::Done => acted.done = 1,
+            Came::Repeated => acted.repeated = 1,
+            Came::Not(No::Refused(refused)) => {
                 return Err(not_applied(&ApplyError::Refused(refused)));
             }
-            Some(no) => {
+            Came::Not(no) => {
                 let detail = "The intent's state does not allow this; nothing was done to it.";
                 return Err(Problem::new(Kind::StateConflict, detail).member("why", no.word()));
             }
@@ -135,8 +136,9 @@ impl Work<'_> {
                 search.after = Some(line.key.clone());
                 left -= 1;
                 match self.on(line).await? {
-                    None => acted.done += 1,
-                    Some(no) => acted.refused.push(RefusedOut {
+                    Came::Done => acted.done += 1,
+                    Came::Repeated => acted.repeated += 1,
+                    Came::Not(no) => acted.refused.push(RefusedOut {
                         intent_id: line.key.id.to_string(),
                         why: no.word(),
                     }),
@@ -152,19 +154,20 @@ impl Work<'_> {
         Acted {
             act: self.deed.word(),
             done: 0,
+            repeated: 0,
             refused: Vec::new(),
             next: None,
         }
     }
 
-    async fn on(&self, line: &IntentLine) -> Result<Option<No>, Problem> {
+    async fn on(&self, line: &IntentLine) -> Result<Came, Problem> {
         match self.deed {
             Deed::Redrive => self.redrive(line).await,
             Deed::Discard => self.discard(&line.key).await,
         }
     }
 
-    async fn redrive(&self, line: &IntentLine) -> Result<Option<No>, Problem> {
+    async fn redrive(&self, line: &IntentLine) -> Result<Came, Problem> {
         let run = RunKey {
             tenant: line.key.tenant.clone(),
             id: line.run_id,
@@ -178,15 +181,16 @@ impl Work<'_> {
             },
         };
         match self.state.coordinator.apply(&run, input).await {
-            Ok(_) => Ok(None),
-            Err(ApplyError::Refused(refused)) => Ok(Some(No::Refused(refused))),
-            Err(ApplyError::NoRun) => Ok(Some(No::Absent)),
-            Err(ApplyError::Contended) => Ok(Some(No::Contended)),
+            Ok(applied) if applied.repeated => Ok(Came::Repeated),
+            Ok(_) => Ok(Came::Done),
+            Err(ApplyError::Refused(refused)) => Ok(Came::Not(No::Refused(refused))),
+            Err(ApplyError::NoRun) => Ok(Came::Not(No::Absent)),
+            Err(ApplyError::Contended) => Ok(Came::Not(No::Contended)),
             Err(error) => Err(not_applied(&error)),
         }
     }
 
-    async fn discard(&self, key: &IntentKey) -> Result<Option<No>, Problem> {
+    async fn discard(&self, key: &IntentKey) -> Result<Came, Problem> {
         let audit = Audit {
             operator: self.caller.name.clone(),
             reason: self.order.reason.clone(),
@@ -194,12 +198,22 @@ impl Work<'_> {
         match self.state.store.discard(key, &audit).await? {
             Resolved::Done => {
                 self.state.bells.runs.notify_one();
-                Ok(None)
+                Ok(Came::Done)
             }
-            Resolved::NoRecord => Ok(Some(No::Absent)),
-            Resolved::WrongState | Resolved::TooEarly { .. } => Ok(Some(No::WrongState)),
+            Resolved::NoRecord => Ok(Came::Not(No::Absent)),
+            Resolved::WrongState | Resolved::TooEarly { .. } => Ok(Came::Not(No::WrongState)),
         }
     }
+}
+
+/// What came of an act on an intent.
+enum Came {
+    /// It was done.
+    Done,
+    /// It had been done before, by the same `request_id`.
+    Repeated,
+    /// It was not done.
+    Not(No),
 }
 
 /// Why it was not done to an intent.

@@ -352,6 +352,8 @@ pub struct Acted {
     pub act: &'static str,
     /// To how many it was done.
     pub done: u32,
+    /// To how many it had been done before, by the same `request_id`; nothing was done to them now.
+    pub repeated: u32,
     /// To which it was not, and why.
     pub refused: Vec<RefusedOut>,
     /// The `cursor` to go on with; `null`: every intent that was meant was looked at.

@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::invalid;
 use crate::api::request::present;
-use crate::api::workflow::Catalog;
+use crate::api::workflow::{self, Catalog};
 use crate::domain::message::Recorded;
 use crate::domain::run::FollowUp;
-use crate::domain::scope::PoolId;
+use crate::domain::scope::RecordKey;
 use crate::problem::Problem;
 
 /// The longest body of an operator's answer, in bytes.
@@ -105,10 +105,11 @@ impl Following {
     pub fn read(
         self,
         catalog: &Catalog,
-        pool: &PoolId,
+        key: &RecordKey,
         status: u16,
     ) -> Result<Option<FollowUp>, Problem> {
-        let given = catalog.read(self.effects, self.run);
+        let input = workflow::input(self.input).map_err(|what| invalid(&what))?;
+        let given = catalog.read(self.effects, self.run, &key.tenant);
         let given = given.map_err(|what| invalid(&what))?;
         let workflow = match (given, self.wanted) {
             (Some(_), Some(false)) => {
@@ -117,12 +118,12 @@ impl Following {
             (Some(given), _) => Some(given),
             (None, Some(false)) => None,
             (None, _) if !(200..300).contains(&status) => None,
-            (None, _) => catalog.follow_up_of(pool).map_err(several)?,
+            (None, _) => catalog.follow_up_of(&key.pool).map_err(several)?,
         };
         Ok(workflow.map(|workflow| FollowUp {
             workflow,
             request: None,
-            input: self.input.unwrap_or_default(),
+            input,
             first_key: None,
             holds_record: false,
         }))
@@ -160,7 +161,7 @@ impl Answer {
         self.status
     }
 
-    /// As a decision keeps it: framing and what is for one moment only is left out.
+    /// As a decision keeps it: framing, cookies and what is for one moment only is left out.
     #[must_use]
     pub fn recorded(&self) -> Recorded {
         Recorded::new(
@@ -168,7 +169,7 @@ impl Answer {
             &self.headers,
             Some(self.body.clone()),
             None,
-            true,
+            false,
         )
     }
 }

@@ -6,13 +6,14 @@ use axum::http::HeaderValue;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use crate::api::records::resolution::{ANSWER_HEADERS_MAX, Answer};
+use crate::api::request::{given_uuid, present};
 use crate::api::workflow::header_lines;
 use crate::config::routing::{LEASE_MAX, LEASE_MIN};
 use crate::domain::message::Recorded;
@@ -36,16 +37,25 @@ pub const FINGERPRINT_BYTES_MAX: usize = 256;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReserveIn {
+    #[serde(default, deserialize_with = "present")]
     pub tenant: Option<String>,
     pub pool: String,
     pub key: String,
+    #[serde(deserialize_with = "given_uuid")]
     pub request_id: Uuid,
+    #[serde(default, deserialize_with = "present")]
     fingerprint: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     lease: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     valid_for: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     tombstone: Option<String>,
+    #[serde(default, deserialize_with = "present")]
     on_unknown: Option<OnUnknownIn>,
+    #[serde(default, deserialize_with = "present")]
     duplicates: Option<DuplicatesIn>,
+    #[serde(default, deserialize_with = "present")]
     wait: Option<String>,
 }
 
@@ -116,10 +126,13 @@ impl ReserveIn {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatIn {
+    #[serde(default, deserialize_with = "present")]
     pub tenant: Option<String>,
     pub pool: String,
     pub key: String,
+    #[serde(deserialize_with = "given_uuid")]
     pub attempt_token: Uuid,
+    #[serde(default, deserialize_with = "present")]
     lease: Option<String>,
 }
 
@@ -134,9 +147,11 @@ impl HeartbeatIn {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseIn {
+    #[serde(default, deserialize_with = "present")]
     pub tenant: Option<String>,
     pub pool: String,
     pub key: String,
+    #[serde(deserialize_with = "given_uuid")]
     pub attempt_token: Uuid,
     outcome: OutcomeIn,
 }
@@ -165,9 +180,11 @@ impl ReleaseIn {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompleteIn {
+    #[serde(default, deserialize_with = "present")]
     pub tenant: Option<String>,
     pub pool: String,
     pub key: String,
+    #[serde(deserialize_with = "given_uuid")]
     pub attempt_token: Uuid,
     pub decision: DecisionIn,
     pub effects: Option<Value>,
@@ -186,11 +203,6 @@ pub struct DecisionIn {
     body_base64: Option<String>,
     #[serde(default, deserialize_with = "present")]
     json: Option<Value>,
-}
-
-/// A `null` that stands there is a value.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
 }
 
 impl DecisionIn {

@@ -42,7 +42,8 @@ pub(super) fn resumed_at(headers: &HeaderMap) -> Result<Option<i64>, String> {
         return Ok(None);
     };
     let text = id.to_str().unwrap_or_default();
-    let seq = text.parse().ok().filter(|seq| *seq >= 0);
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let seq = text.parse().ok().filter(|_| is_number);
     seq.map(Some)
         .ok_or_else(|| "Last-Event-ID: the id of an event of this stream".into())
 }

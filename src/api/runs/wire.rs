@@ -385,6 +385,8 @@ pub fn why(refused: Refused) -> &'static str {
         Refused::Final => "final",
         Refused::NotStuck => "not_stuck",
         Refused::Gone => "gone",
+        Refused::Unreadable => "unreadable",
+        Refused::OtherAct => "other_act",
         Refused::Undoing => "undoing",
         Refused::TooManySignals => "too_many_signals",
     }

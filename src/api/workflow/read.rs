@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, checked_name, unknown};
 use super::{Catalog, Times};
-use crate::domain::message::CREDENTIAL_HEADERS;
+use crate::domain::message::{CREDENTIAL_HEADERS, tells_origin};
 use crate::domain::run::freeze;
 use crate::domain::scope::PoolId;
 use crate::domain::workflow::{
@@ -87,11 +87,15 @@ impl Catalog {
         if matches!(&path, Some(Text::Plain(path)) if freeze::check_path(path).is_err()) {
             return Err(fields.wrong("path", "a path that begins with one /"));
         }
+        let headers = headers(fields)?;
+        if matches!(to, Target::Pool(_)) {
+            self.check_pool_headers(fields, &headers)?;
+        }
         let http = HttpSend {
             to,
             method,
             path,
-            headers: headers(fields)?,
+            headers,
             success: Success::Ok,
             answer_bytes_max: ANSWER_BYTES_MAX,
         };
@@ -115,6 +119,28 @@ impl Catalog {
             (true, "http") | (false, "publish") => Ok((id, known.times)),
             (true, _) => Err(fields.wrong(key, "`http`: this destination is an HTTP server")),
             (false, _) => Err(fields.wrong(key, "`publish`: this destination is NATS")),
+        }
+    }
+
+    /// A pool trusts these as the gateway's own: nobody else may write them.
+    fn check_pool_headers(
+        &self,
+        fields: &Fields,
+        headers: &[(String, Text)],
+    ) -> Result<(), String> {
+        let trusted = headers.iter().find(|(name, _)| {
+            // Services behind CGI, WSGI and the like can't tell `_` from `-`.
+            let is_tenants =
+                |own: &HeaderName| own.as_str().replace('_', "-") == name.replace('_', "-");
+            tells_origin(name) || self.tenant_header.as_ref().is_some_and(is_tenants)
+        });
+        match trusted {
+            None => Ok(()),
+            Some((name, _)) => Err(format!(
+                "{}: {name} tells a pool whose a request is or where it came from, and only the \
+                 gateway may; leave it out",
+                fields.place("headers")
+            )),
         }
     }
 

@@ -32,6 +32,7 @@ fn catalog() -> Catalog {
         workflows: [("after-order".to_owned(), Arc::new(configured))].into(),
         follow_ups: BTreeMap::new(),
         allow_urls: true,
+        tenant_header: None,
     }
 }
 
@@ -198,7 +199,7 @@ fn urls_are_refused_where_the_configuration_says_so() {
 #[test]
 fn effects_are_a_first_step_before_the_run() {
     let catalog = catalog();
-    let read = |effects, run| catalog.read(effects, run);
+    let read = |effects, run| catalog.read(effects, run, &TenantScope::stored("acme"));
     assert_eq!(read(None, None), Ok(None));
     assert_eq!(read(Some(json!([])), Some(Value::Null)), Ok(None));
     let only = read(Some(json!([{ "task": "q" }, { "task": "r" }])), None);
@@ -369,7 +370,8 @@ fn workflows() -> impl Strategy<Value = Workflow> {
 proptest! {
     #[test]
     fn a_workflow_is_read_as_it_was_told(workflow in workflows()) {
-        let read = catalog().read(None, Some(tell_workflow(&workflow)));
+        let tenant = TenantScope::stored("acme");
+        let read = catalog().read(None, Some(tell_workflow(&workflow)), &tenant);
         let read = read.map(|read| read.as_deref().cloned());
         prop_assert_eq!(read, Ok(Some(workflow)));
     }
@@ -377,7 +379,8 @@ proptest! {
     #[test]
     fn no_json_panics(text in "[\\[\\]{}\":,a-z0-9]{0,60}") {
         if let Ok(value) = serde_json::from_str::<Value>(&text) {
-            let _ = catalog().read(Some(value.clone()), Some(value));
+            let tenant = TenantScope::stored("acme");
+            let _ = catalog().read(Some(value.clone()), Some(value), &tenant);
         }
     }
 }

@@ -21,6 +21,23 @@ enum StuckAt {
     Nothing,
 }
 
+impl Event {
+    /// Whether a transition of this kind and detail tells of it: of the same act, whatever it brings.
+    #[must_use]
+    pub fn is_told_by(&self, kind: &str, detail: Option<&[u8]>) -> bool {
+        match self {
+            Self::Signal { name, .. } => {
+                let detail = detail.and_then(|detail| serde_json::from_slice::<Value>(detail).ok());
+                kind == history::SIGNAL_RECEIVED
+                    && detail.is_some_and(|detail| detail["signal"] == name.as_str())
+            }
+            Self::Cancel { .. } => kind == history::CANCEL_REQUESTED,
+            Self::Retry { .. } => kind == history::RETRIED,
+            Self::Resume { .. } => kind == history::RESUMED,
+        }
+    }
+}
+
 impl Machine<'_> {
     /// Takes an input in. It appends at least one transition, of which one bears its stamp.
     ///

@@ -30,7 +30,7 @@ pub fn tick(loaded: &LoadedRun, input: Option<&Input>) -> Result<Option<Tick>, R
     let run = &loaded.run;
     let read = Definition::read(&run.definition).zip(Progress::read(&run.progress));
     let Some((definition, progress)) = read else {
-        return input.map_or(Ok(unreadable(run)), |_| Err(Refused::Gone));
+        return input.map_or(Ok(unreadable(run)), |_| Err(Refused::Unreadable));
     };
     let mut machine = Machine {
         run_id: run.key.id,

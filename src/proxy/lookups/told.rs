@@ -48,9 +48,10 @@ impl RecordSeen {
 }
 
 impl RunSeen {
-    /// Whether there is nothing more to wait for.
+    /// Whether there is nothing more to wait for: a stuck run waits for an operator.
     pub(super) fn is_settled(&self) -> bool {
-        self.answer.is_some() || self.line.run.status.is_final()
+        let status = self.line.run.status;
+        self.answer.is_some() || status.is_final() || status == RunStatus::Stuck
     }
 }
 

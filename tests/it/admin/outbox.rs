@@ -183,13 +183,37 @@ async fn a_redrive_that_is_told_again_is_done_once() {
         "intent_id": id(&run, 1),
         "request_id": ids::stamp().to_string(),
     });
-    for _ in 0..3 {
+    for round in 0..3 {
         let reply = admin
             .post(OPERATOR, "/v1/outbox/redrive", body.clone())
             .await;
-        assert_eq!((reply.status, &reply.json()["done"]), (200, &json!(1)));
+        let (told, repeated) = (reply.json(), round > 0);
+        let counted = (&told["done"], &told["repeated"]);
+        let expected = (&json!(u32::from(!repeated)), &json!(u32::from(repeated)));
+        assert_eq!((reply.status, counted), (200, expected));
     }
     assert_eq!(admin.shown(&run).await["intents"][0]["redrives"], 1);
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_redrive_that_is_told_again_after_the_intent_died_again_is_not_counted_as_done() {
+    let admin = Admin::start().await;
+    let (run, other) = (admin.stuck("k1").await, admin.stuck("k2").await);
+    let filter = json!({ "run_id": run.id.to_string() });
+    let request_id = ids::stamp().to_string();
+    let body = json!({ "reason": "r", "filter": filter, "request_id": request_id });
+    let redrive = "/v1/outbox/redrive";
+    let acted = admin.post(OPERATOR, redrive, body).await.json();
+    assert_eq!((&acted["done"], &acted["repeated"]), (&json!(1), &json!(0)));
+    admin.give_up(&run, 1).await;
+    admin.advance().await;
+    let body = json!({ "reason": "r", "filter": {}, "request_id": request_id });
+    let acted = admin.post(OPERATOR, redrive, body).await.json();
+    assert_eq!((&acted["done"], &acted["repeated"]), (&json!(1), &json!(1)));
+    assert_eq!(acted["refused"], json!([]));
+    assert_eq!(status_of(&admin, &run, 1).await, "dead");
+    assert_eq!(status_of(&admin, &other, 1).await, "pending");
     admin.stop().await;
 }
 
@@ -312,6 +336,47 @@ async fn a_destination_is_paused_and_resumed_for_everybody() {
         let reply = admin.post(OPERATOR, &format!("{at}/pause"), body).await;
         assert_eq!(reply.status, status);
     }
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_destination_that_nobody_knows_is_neither_paused_nor_resumed() {
+    let admin = Admin::start().await;
+    let act = |name: &'static str, act: &'static str| {
+        let path = format!("/v1/outbox/destinations/{name}/{act}");
+        let admin = &admin;
+        async move { admin.post(OPERATOR, &path, json!({ "reason": "r" })).await }
+    };
+    for (name, hint) in [
+        ("mial", "did you mean \\\"mail\\\"?"),
+        ("elsewhere", "no such destination"),
+    ] {
+        for word in ["pause", "resume"] {
+            let refused = act(name, word).await;
+            assert_eq!(
+                (refused.status, &*refused.slug()),
+                (404, "not-found"),
+                "{name}"
+            );
+            assert!(refused.text().contains(hint), "{}", refused.text());
+        }
+    }
+    assert!(admin.store.paused().await.unwrap().is_empty());
+    // Another gateway, whose configuration has it, paused it.
+    let audit = oncegate::store::Audit {
+        operator: "ann".into(),
+        reason: "r".into(),
+    };
+    let elsewhere = oncegate::domain::intent::Destination("elsewhere".into());
+    admin
+        .store
+        .set_paused(&elsewhere, true, &audit)
+        .await
+        .unwrap();
+    assert_eq!(act("elsewhere", "resume").await.json()["paused"], false);
+    // Resuming what is not paused changes nothing, and is no mistake.
+    assert_eq!(act("mail", "resume").await.status, 200);
+    assert_eq!(act("task:checks", "pause").await.status, 200);
     admin.stop().await;
 }
 

@@ -8,6 +8,7 @@ use oncegate::domain::workflow::OnFailure;
 use oncegate::ids;
 use oncegate::store::runs::RunStore;
 use serde_json::{Value, json};
+use sqlx::{ConnectOptions as _, Connection as _};
 
 use super::started::{intent, mail, path, sends, signal};
 use super::{ACME, Admin, OPERATOR, READER, SERVICE, WORKER, key_of};
@@ -369,6 +370,117 @@ async fn a_history_is_read_in_pages_without_a_gap() {
             .get(READER, &path(&run, &format!("/transitions?{wrong}")))
             .await;
         assert_eq!(reply.status, 400, "{wrong}");
+    }
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_id_is_for_one_act() {
+    let admin = Admin::start().await;
+    let run = admin
+        .started(key_of("acme", "payments", "k"), "w", vec![signal("go")])
+        .await;
+    let request_id = ids::stamp().to_string();
+    let tell = |act: &'static str| {
+        let mut body = json!({ "request_id": request_id });
+        if act == "/cancel" {
+            body["reason"] = json!("r");
+        }
+        let (admin, path) = (&admin, path(&run, act));
+        async move { admin.post(OPERATOR, &path, body).await }
+    };
+    assert_eq!(tell("/signals/a").await.json()["repeated"], false);
+    for other in ["/signals/go", "/cancel"] {
+        let refused = tell(other).await;
+        assert_eq!(
+            (refused.status, &refused.json()["why"]),
+            (409, &json!("other_act")),
+            "{other}"
+        );
+        assert!(refused.text().contains("use a new one"), "{other}");
+    }
+    assert_eq!(admin.shown(&run).await["status"], "waiting");
+    // However much has happened since.
+    for _ in 0..60 {
+        admin
+            .post(SERVICE, &path(&run, "/signals/b"), json!({}))
+            .await;
+    }
+    admin
+        .post(SERVICE, &path(&run, "/signals/go"), json!({}))
+        .await;
+    let again = tell("/signals/a").await;
+    assert_eq!(
+        (again.status, &again.json()["repeated"]),
+        (200, &json!(true))
+    );
+    assert_eq!(tell("/cancel").await.json()["why"], "other_act");
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_run_that_this_version_can_not_read_says_so() {
+    let admin = Admin::start().await;
+    let run = admin.stuck("k").await;
+    let file = admin.directory.path().join("store.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+    let mut connection = options.connect().await.unwrap();
+    sqlx::query("update eec_run set progress = x'00'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    connection.close().await.unwrap();
+    let body = json!({ "reason": "r" });
+    for act in ["/retry", "/cancel", "/resume"] {
+        let refused = admin.post(OPERATOR, &path(&run, act), body.clone()).await;
+        assert_eq!(
+            (refused.status, &refused.json()["why"]),
+            (409, &json!("unreadable")),
+            "{act}"
+        );
+        assert!(refused.text().contains("version"), "{}", refused.text());
+    }
+    let body = json!({ "reason": "r", "filter": {} });
+    let acted = admin.post(OPERATOR, "/v1/outbox/redrive", body).await;
+    assert_eq!(acted.json()["refused"][0]["why"], "unreadable");
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn what_can_not_be_kept_whole_is_refused() {
+    let admin = Admin::start().await;
+    let run = admin.stuck("k").await;
+    let before = admin.shown(&run).await;
+    let signal = |payload: &Value| ("/signals/a", json!({ "payload": payload }));
+    let resume = |result: &Value| ("/resume", json!({ "reason": "r", "result": result }));
+    let (long, deep) = (json!("x".repeat(64 * 1024)), fixture::nested(65));
+    for (act, body) in [signal(&long), resume(&long)] {
+        let reply = admin.post(OPERATOR, &path(&run, act), body).await;
+        assert_eq!(
+            (reply.status, &*reply.slug()),
+            (413, "body-too-large"),
+            "{act}"
+        );
+        assert!(reply.text().contains("65536"), "{act}: {}", reply.text());
+    }
+    for (act, body) in [signal(&deep), resume(&deep)] {
+        let reply = admin.post(OPERATOR, &path(&run, act), body).await;
+        assert_eq!(
+            (reply.status, &*reply.slug()),
+            (400, "request-invalid"),
+            "{act}"
+        );
+        assert!(
+            reply.text().contains("64 levels"),
+            "{act}: {}",
+            reply.text()
+        );
+    }
+    assert_eq!(admin.shown(&run).await, before);
+    let (long, deep) = (json!("x".repeat(64 * 1024 - 2)), fixture::nested(64));
+    for (act, body) in [signal(&long), signal(&deep), resume(&deep)] {
+        let reply = admin.post(OPERATOR, &path(&run, act), body).await;
+        assert_eq!(reply.status, 200, "{act}: {}", reply.text());
     }
     admin.stop().await;
 }

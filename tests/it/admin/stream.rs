@@ -174,7 +174,7 @@ async fn a_stream_resumes_after_the_last_event_without_a_gap_or_a_repeat() {
         let whole = admin.shown(&run).await["last_transition_seq"].as_i64();
         assert_eq!(ids.last().copied(), whole);
     }
-    for wrong in ["x", "-1", ""] {
+    for wrong in ["x", "-1", "+1", ""] {
         let (status, _) = admin.open(&run, "", Some(wrong)).await;
         assert_eq!(status, 400, "{wrong:?}");
     }

@@ -318,3 +318,49 @@ async fn a_malformed_word_of_a_worker_is_refused() {
     );
     admin.stop().await;
 }
+
+#[tokio::test]
+async fn another_result_of_the_same_claim_is_refused() {
+    let admin = Admin::start().await;
+    let tell = |task: &Value, more: Value| {
+        let (admin, body) = (&admin, about(task, &more));
+        async move { admin.post(WORKER, "/v1/tasks/result", body).await.status }
+    };
+    let run = queued(&admin, "acme", "k1").await;
+    let task = claimed(&admin, WORKER, json!({})).await.remove(0);
+    let done = json!({ "result": { "paid": 1 } });
+    assert_eq!(tell(&task, done.clone()).await, 200);
+    assert_eq!(tell(&task, json!({ "result": { "paid": 2 } })).await, 409);
+    assert_eq!(tell(&task, json!({ "result": null })).await, 409);
+    assert_eq!(tell(&task, done.clone()).await, 200);
+    // Also when its run has gone on.
+    admin.advance().await;
+    assert_eq!(admin.shown(&run).await["status"], "completed");
+    assert_eq!(tell(&task, json!({ "result": { "paid": 2 } })).await, 409);
+    assert_eq!(tell(&task, done).await, 200);
+    queued(&admin, "acme", "k2").await;
+    let task = claimed(&admin, WORKER, json!({})).await.remove(0);
+    let failed = |retryable: bool| json!({ "error": "e", "retryable": retryable });
+    assert_eq!(tell(&task, failed(true)).await, 200);
+    assert_eq!(tell(&task, failed(false)).await, 409);
+    assert_eq!(tell(&task, failed(true)).await, 200);
+    admin.stop().await;
+}
+
+#[tokio::test]
+async fn a_result_that_can_not_be_kept_whole_is_refused() {
+    let admin = Admin::start().await;
+    queued(&admin, "acme", "k").await;
+    let task = claimed(&admin, WORKER, json!({})).await.remove(0);
+    for (result, status, says) in [
+        (json!("x".repeat(64 * 1024)), 413, "65536"),
+        (fixture::nested(65), 400, "64 levels"),
+        (fixture::nested(64), 200, "taken"),
+    ] {
+        let result = about(&task, &json!({ "result": result }));
+        let reply = admin.post(WORKER, "/v1/tasks/result", result).await;
+        assert_eq!(reply.status, status, "{}", reply.text());
+        assert!(reply.text().contains(says), "{}", reply.text());
+    }
+    admin.stop().await;
+}

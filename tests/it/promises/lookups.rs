@@ -10,12 +10,13 @@ use crate::support::client::{Answer, Call};
 use crate::support::clock::AT_ONCE;
 use crate::support::gateway::{Bench, TestGateway};
 use crate::support::rows::Database;
-use crate::support::upstream::{Gate, Reply, State};
+use crate::support::upstream::{Gate, Reply, State, Upstream};
 
 each_store!(
     a_record_is_told_as_it_stands,
     a_look_up_waits_for_the_answer_if_asked_to,
     a_look_up_waits_no_longer_than_asked,
+    a_stuck_run_is_not_waited_for,
     a_drain_ends_a_look_up_that_waits,
     what_is_anothers_is_not_there,
     principals_see_their_own_records_only,
@@ -135,6 +136,27 @@ async fn a_look_up_waits_no_longer_than_asked(bench: Bench) {
         .await;
     assert_eq!(told(&seen)["status"], "completed");
     assert!(asked.elapsed() < AT_ONCE);
+}
+
+async fn a_stuck_run_is_not_waited_for(bench: Bench) {
+    let hook = Upstream::start().await;
+    let effect = r#"follow_up = "flow""#;
+    let workflow = r#"
+        name = "flow"
+        step = [{ name = "one", http = "hook", template = "{{ decision.body.absent.deeper }}" }]
+    "#;
+    let setup = bench.gateway().hook(&hook).more("workflow", workflow);
+    let gateway = setup.route(effect).start().await;
+    let first = gateway.post("/pay").key("k").send().await;
+    first.assert_is(200, "executed");
+    bench.database.until_runs_are(1, "stuck").await;
+    let path = format!("/.oncegate/runs/{}", first.decision().unwrap());
+    let asked = Instant::now();
+    let seen = gateway.call("GET", &path).header("Prefer", "wait=30");
+    let seen = seen.send().await;
+    assert_eq!(told(&seen)["status"], "stuck");
+    assert!(asked.elapsed() < AT_ONCE);
+    assert_eq!(seen.retry_after(), None);
 }
 
 async fn a_drain_ends_a_look_up_that_waits(bench: Bench) {

@@ -10,6 +10,8 @@ use crate::support::gateway::Bench;
 each_store!(
     only_services_call_and_only_for_their_tenant,
     a_malformed_call_is_refused_and_says_what_to_mend,
+    a_null_or_a_uuid_in_another_form_is_refused,
+    a_pool_that_is_not_configured_is_refused,
 );
 
 async fn only_services_call_and_only_for_their_tenant(bench: Bench) {
@@ -153,4 +155,70 @@ async fn a_malformed_call_is_refused_and_says_what_to_mend(bench: Bench) {
             .iter()
             .all(|(_, count)| *count == 0)
     );
+}
+
+async fn a_null_or_a_uuid_in_another_form_is_refused(bench: Bench) {
+    let api = Api::start(&bench).await;
+    let refused = async |call: &str, body: Value| {
+        let path = format!("/v1/routing/{call}");
+        let answer = api.request(SERVICE, &path, &body).send().await;
+        assert_eq!(answer.problem(), "request-invalid", "{call} {body}");
+        assert_eq!(answer.status, 400);
+    };
+    for member in [
+        "tenant",
+        "fingerprint",
+        "lease",
+        "valid_for",
+        "tombstone",
+        "on_unknown",
+        "duplicates",
+        "wait",
+    ] {
+        let mut body = reserve("k");
+        body[member] = Value::Null;
+        let call = api.request(ACME, "/v1/routing/reserve", &body);
+        assert_eq!(call.send().await.status, 400, "{member}");
+    }
+    let id = super::fresh_id();
+    let forms = [
+        id.replace('-', ""),
+        format!("{{{id}}}"),
+        format!("urn:uuid:{id}"),
+    ];
+    for form in &forms {
+        refused("reserve", reserve_with("k", json!({ "request_id": form }))).await;
+    }
+    let token = api.reserve("k").await.token();
+    for form in [token.replace('-', ""), format!("{{{token}}}")] {
+        refused("heartbeat", super::of_claim("k", &form)).await;
+        refused("release", release("k", &form, "not_sent")).await;
+        refused("complete", complete("k", &form)).await;
+    }
+    let mut beat = super::of_claim("k", &token);
+    beat["lease"] = Value::Null;
+    refused("heartbeat", beat).await;
+    assert_eq!(bench.database.status("k").await, "pending");
+    let upper = super::of_claim("k", &token.to_uppercase());
+    assert_eq!(api.post("heartbeat", upper).await.status, 200);
+}
+
+async fn a_pool_that_is_not_configured_is_refused(bench: Bench) {
+    let other = "id = \"orders\"\ntargets = [\"http://127.0.0.1:9\"]";
+    let mut api = Api::with(super::setup(&bench).other_pool(other)).await;
+    let typo = reserve_with("k", json!({ "pool": "ordres" }));
+    let refused = api.post("reserve", typo).await;
+    refused.is_problem(400, "request-invalid");
+    let detail = refused.text("detail");
+    assert!(detail.contains("did you mean \"orders\"?"), "{detail}");
+    assert_eq!(bench.database.count("eec_routing_claim").await, 0);
+    // A claim that was made is told, and may end, also after its pool left the configuration.
+    let body = reserve_with("k", json!({ "pool": "orders" }));
+    let token = api.post("reserve", body.clone()).await.token();
+    api.gateway.sigterm();
+    assert_eq!(api.gateway.end().await.code(), Some(0));
+    let api = Api::start(&bench).await;
+    assert_eq!(api.post("reserve", body).await.token(), token);
+    let done = super::with(complete("k", &token), json!({ "pool": "orders" }));
+    assert_eq!(api.post("complete", done).await.status, 200);
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Api, SHORT, SHORT_LEASE, complete, of_claim, release, reserve_with, with};
+use super::{Api, OPERATOR, SHORT, SHORT_LEASE, complete, of_claim, release, reserve_with, with};
 use crate::support::clock::{eventually, let_pass};
 use crate::support::gateway::Bench;
 
@@ -11,6 +11,7 @@ each_store!(
     a_silent_claim_goes_where_it_said,
     a_released_claim_is_made_by_the_next,
     a_decision_may_be_text_bytes_or_json,
+    a_decision_is_kept_without_its_cookies,
     an_unfit_decision_is_refused_and_the_claim_stays,
     a_token_of_another_record_is_stale,
 );
@@ -117,6 +118,26 @@ async fn a_decision_may_be_text_bytes_or_json(bench: Bench) {
             assert_eq!(&replayed.json["decision"][member], value, "{key}");
         }
     }
+}
+
+async fn a_decision_is_kept_without_its_cookies(bench: Bench) {
+    let api = Api::start(&bench).await;
+    let headers = json!([["Set-Cookie", "session=s3cret"], ["x-a", "1"]]);
+    let decision = json!({ "decision": { "status": 200, "headers": headers } });
+    let token = api.reserve("k").await.token();
+    let body = with(of_claim("k", &token), decision);
+    assert_eq!(api.post("complete", body).await.status, 200);
+    let replayed = api.reserve("k").await;
+    assert_eq!(replayed.json["decision"]["headers"], json!([["x-a", "1"]]));
+    let token = api.reserve("r").await.token();
+    api.post("release", release("r", &token, "unknown")).await;
+    let headers = json!([{ "name": "Set-Cookie", "value": "session=s3cret" }]);
+    let body = json!({ "reason": "a test", "status": 200, "headers": headers });
+    let path = "/v1/records/acme/main/r/resolve";
+    let answer = api.request(OPERATOR, path, &body).send().await;
+    assert_eq!(answer.status, 200);
+    let replayed = api.reserve("r").await;
+    assert_eq!(replayed.json["decision"]["headers"], json!([]));
 }
 
 #[expect(clippy::too_many_lines, reason = "a table")]

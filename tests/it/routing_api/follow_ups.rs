@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Api, OPERATOR, complete, release, reserve_with, rows, with};
+use super::{ACME, Api, OPERATOR, complete, release, reserve_with, rows, with};
+use crate::store_conformance::fixture;
 use crate::support::gateway::Bench;
 
 each_store!(
@@ -10,6 +11,8 @@ each_store!(
     a_stale_token_commits_no_effects_either,
     a_refused_follow_up_writes_nothing,
     an_operators_resolution_commits_what_it_lets_follow,
+    an_input_that_is_nested_too_deep_is_refused,
+    an_effect_for_a_pool_speaks_for_the_tenant_of_its_run,
 );
 
 fn follow_up() -> Value {
@@ -132,5 +135,68 @@ async fn an_operators_resolution_commits_what_it_lets_follow(bench: Bench) {
             assert_eq!(late.json["decision"]["status"], 201);
         }
         assert_eq!(bench.database.count("eec_run").await, runs, "{key}");
+    }
+}
+
+async fn an_input_that_is_nested_too_deep_is_refused(bench: Bench) {
+    let api = Api::start(&bench).await;
+    let token = api.reserve("k").await.token();
+    let effects = json!({ "effects": [{ "task": "emails" }] });
+    let with_input = |body: Value, levels| {
+        let input = json!({ "input": fixture::nested(levels) });
+        with(with(body, effects.clone()), input)
+    };
+    let deep = with_input(complete("k", &token), 65);
+    let refused = api.post("complete", deep).await;
+    refused.is_problem(400, "request-invalid");
+    assert!(refused.text("detail").contains("64 levels"));
+    let other = api.reserve("r").await.token();
+    api.post("release", release("r", &other, "unknown")).await;
+    let path = "/v1/records/acme/main/r/resolve";
+    let deep = with_input(json!({ "reason": "a test", "status": 201 }), 65);
+    let answer = api.request(OPERATOR, path, &deep).send().await;
+    assert_eq!(
+        (answer.status, answer.problem()),
+        (400, "request-invalid".into())
+    );
+    assert_eq!(bench.database.count("eec_run").await, 0);
+    let kept = with_input(complete("k", &token), 64);
+    let reply = api.post("complete", kept.clone()).await;
+    assert_eq!(reply.status, 200, "{}", reply.json);
+}
+
+async fn an_effect_for_a_pool_speaks_for_the_tenant_of_its_run(bench: Bench) {
+    let setup = super::setup(&bench).section("tenant", "source = \"header:x-tenant\"");
+    let api = Api::with(setup.section("outbox", "poll_interval = \"100ms\"")).await;
+    bench.upstream.on_post("/wipe").answer(204, "");
+    let reserved = json!({ "tenant": "acme p1-00ff" });
+    let token = api
+        .post("reserve", reserve_with("k", reserved.clone()))
+        .await;
+    let token = token.token();
+    let complete = |more| with(with(complete("k", &token), reserved.clone()), more);
+    for name in ["X-Tenant", "forwarded", "X-Forwarded-User", "x-real-ip"] {
+        let effect = json!({ "pool": "main", "path": "/wipe", "headers": { name: "globex" } });
+        let step = with(json!({ "name": "s" }), effect.clone());
+        for more in [
+            json!({ "effects": [effect] }),
+            json!({ "run": { "name": "n", "steps": [step] } }),
+        ] {
+            let refused = api.call(ACME, "complete", complete(more)).await;
+            refused.is_problem(400, "request-invalid");
+            let detail = refused.text("detail");
+            assert!(detail.contains(&name.to_lowercase()), "{detail}");
+        }
+    }
+    let effect = json!({ "pool": "main", "path": "/wipe", "headers": { "x-a": "1" } });
+    let undo = json!({ "name": "s", "pool": "main", "path": "/wipe", "body": "none" });
+    let follow = json!({ "effects": [effect], "run": { "name": "n", "steps": [undo] } });
+    let done = api.call(ACME, "complete", complete(follow)).await;
+    assert_eq!(done.status, 200, "{}", done.json);
+    bench.database.until_runs_are(1, "completed").await;
+    let seen = bench.upstream.requests();
+    assert_eq!(seen.len(), 2);
+    for seen in &seen {
+        assert_eq!(seen.header("x-tenant"), ["acme"]);
     }
 }

@@ -21,6 +21,7 @@ each_store!(
     a_request_id_whose_owner_fell_silent_still_has_its_token,
     a_request_id_belongs_to_one_record,
     a_completion_sent_again_is_the_same_whatever_it_says,
+    a_completion_sent_again_is_the_same_though_its_workflow_is_gone,
     a_release_sent_again_gets_the_same_answer,
 );
 
@@ -211,6 +212,31 @@ async fn a_completion_sent_again_is_the_same_whatever_it_says(bench: Bench) {
     let late = api.post("release", release("k", &token, "not_sent")).await;
     late.is_problem(409, "attempt-stale");
     assert_eq!(late.json["decision"]["id"], first.json["decision"]["id"]);
+}
+
+async fn a_completion_sent_again_is_the_same_though_its_workflow_is_gone(bench: Bench) {
+    let workflow = "name = \"approval\"\nstep = [{ name = \"wait\", signal = \"go\" }]";
+    let mut api = Api::with(super::setup(&bench).more("workflow", workflow)).await;
+    let run = json!({ "run": { "workflow": "approval" } });
+    let (done, open) = (
+        api.reserve("done").await.token(),
+        api.reserve("open").await.token(),
+    );
+    let body = with(complete("done", &done), run.clone());
+    let first = api.post("complete", body.clone()).await;
+    assert_eq!(first.status, 200, "{}", first.json);
+    api.gateway.sigterm();
+    assert_eq!(api.gateway.end().await.code(), Some(0));
+    let api = Api::start(&bench).await;
+    let counted = rows(&bench.database).await;
+    let again = api.post("complete", body).await;
+    assert_eq!((again.status, &again.json), (200, &first.json));
+    // Who is not decided yet, or holds no such token, must mend the call.
+    for (key, token) in [("open", &open), ("done", &open)] {
+        let refused = api.post("complete", with(complete(key, token), run.clone()));
+        refused.await.is_problem(400, "request-invalid");
+    }
+    assert_eq!(rows(&bench.database).await, counted);
 }
 
 async fn a_release_sent_again_gets_the_same_answer(bench: Bench) {

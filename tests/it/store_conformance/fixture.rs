@@ -190,6 +190,11 @@ pub fn answer(body: &[u8]) -> Recorded {
     Recorded::new(201, &HeaderMap::new(), body, None, false)
 }
 
+/// A list in a list, so many levels deep.
+pub fn nested(levels: usize) -> serde_json::Value {
+    (0..levels).fold(serde_json::Value::Null, |inner, _| vec![inner].into())
+}
+
 /// A heartbeat by the owner of `claim`.
 pub fn heartbeat(claim: &Claim, lease: Duration) -> Heartbeat {
     Heartbeat {

@@ -199,7 +199,21 @@ pub async fn results_that_are_told_again_write_nothing(on: &Fixture) {
         other.note.outcome = "other".into();
         assert_eq!(on.store.finish(&[other]).await.unwrap(), [Finished::Stale]);
     }
-    assert_eq!(on.all_rows().await, before);
+    let other = |told: &Finish, body| Finish {
+        end: End::Delivered {
+            fenced: true,
+            answer: Some(answer(body)),
+        },
+        ..told.clone()
+    };
+    let key = on.sow(&intent()).await;
+    let claimed = told(&on.claimed(&key).await, fenced());
+    let (one, two) = (other(&claimed, b"one"), other(&claimed, b"two"));
+    let batch = [one.clone(), two.clone(), one.clone()];
+    let finished = on.store.finish(&batch).await.unwrap();
+    assert_eq!(finished, [Taken, Stale, Taken]);
+    assert_eq!(on.store.finish(&[two]).await.unwrap(), [Stale]);
+    assert_eq!(on.store.finish(&[one]).await.unwrap(), [Taken]);
 }
 
 pub async fn ends_in_a_batch_count_as_if_one_by_one(on: &Fixture) {

@@ -11,7 +11,7 @@ use super::rows::{INTENTS, refused};
 use crate::domain::intent::{End, Finish, Finished, Note, diagnostic};
 use crate::domain::message::Recorded;
 use crate::store::StoreError;
-use crate::store::outbox::{attempt_status, first_told, outcome_word};
+use crate::store::outbox::{attempt_status, brings, first_told, outcome_word};
 use crate::store::postgres::batch::{column, doubt_after, in_doubt, in_rounds};
 use crate::store::postgres::routing::nth;
 use crate::store::postgres::rows::{Cells, to_ms};
@@ -87,12 +87,14 @@ const FINISH: &str = concat!(
 
 const FINISHED_BEFORE: &str = "\
     select b.n, i.status = 'pending' as pending, i.claim_token = b.stamp as own, \
-        a.status as attempt, a.outcome \
+        a.status as attempt, a.outcome, k.body as kept \
     from unnest($1::text[], $2::uuid[], $3::uuid[]) with ordinality \
         as b(tenant_scope, intent_id, stamp, n) \
     join eec_effect_intent i on i.tenant_scope = b.tenant_scope and i.intent_id = b.intent_id \
     left join eec_run_attempt a on a.tenant_scope = b.tenant_scope and a.run_id = i.run_id \
-        and a.stamp = b.stamp and a.intent_id = b.intent_id";
+        and a.stamp = b.stamp and a.intent_id = b.intent_id \
+    left join eec_effect_body k on k.tenant_scope = b.tenant_scope \
+        and k.intent_id = b.intent_id and k.part = 'answer'";
 
 impl Runner {
     pub(super) async fn finish(&self, ends: &[Finish]) -> Result<Vec<Finished>, StoreError> {
@@ -152,7 +154,11 @@ impl Runner {
             let outcome: Option<&str> = cells.get("outcome")?;
             let own: Option<bool> = cells.get("own")?;
             let anybodys = matches!(end, End::Delivered { fenced: false, .. });
-            if attempt == Some(attempt_status(end)) && outcome == Some(&outcome_word(note)) {
+            let kept: Option<&[u8]> = cells.get("kept")?;
+            if attempt == Some(attempt_status(end))
+                && outcome == Some(&outcome_word(note))
+                && brings(end, kept)
+            {
                 finished[index] = Finished::Taken;
             } else if cells.get("pending")?
                 && (own == Some(true) || (anybodys && attempt.is_some()))

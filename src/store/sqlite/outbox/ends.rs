@@ -11,15 +11,18 @@ use super::claims::{lose, of_claim, of_intent};
 use super::rows::{INTENTS, status};
 use crate::domain::intent::{End, Finish, Finished, IntentStatus};
 use crate::store::StoreError;
-use crate::store::outbox::{attempt_status, note_text, outcome_word};
+use crate::store::outbox::{attempt_status, brings, note_text, outcome_word};
 use crate::store::sqlite::rows::{Cells, span_ms};
 use crate::store::sqlite::statement::{self, Query};
 
-/// With the attempt of the stamp.
+/// With the attempt of the stamp, and the answer that is kept.
 const SEE: &str = "\
-    select i.run_id, i.status, i.claim_token, i.withdrawn, a.status as attempt, a.outcome \
+    select i.run_id, i.status, i.claim_token, i.withdrawn, a.status as attempt, a.outcome, \
+        k.body as kept \
     from eec_effect_intent i left join eec_run_attempt a on a.tenant_scope = i.tenant_scope \
          and a.run_id = i.run_id and a.stamp = ?3 and a.intent_id = i.intent_id \
+    left join eec_effect_body k on k.tenant_scope = i.tenant_scope \
+         and k.intent_id = i.intent_id and k.part = 'answer' \
     where i.tenant_scope = ?1 and i.intent_id = ?2";
 
 const END: &str = "\
@@ -76,6 +79,8 @@ struct Seen {
     /// Of the attempt with the end's stamp.
     attempt: Option<String>,
     outcome: Option<String>,
+    /// The body of the answer that is kept.
+    kept: Option<Vec<u8>>,
 }
 
 impl Seen {
@@ -95,6 +100,7 @@ impl Seen {
             withdrawn: cells.get("withdrawn")?,
             attempt: cells.find("attempt")?,
             outcome: cells.find("outcome")?,
+            kept: cells.find("kept")?,
         }))
     }
 
@@ -110,6 +116,7 @@ impl Seen {
     fn knows(&self, told: &Finish) -> bool {
         self.attempt.as_deref() == Some(attempt_status(&told.end))
             && self.outcome.as_deref() == Some(&outcome_word(&told.note))
+            && brings(&told.end, self.kept.as_deref())
     }
 
     /// What the intent becomes; `None`: it stays pending.
