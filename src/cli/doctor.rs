@@ -121,6 +121,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // The store alone is enough to look at it; the rest tells how long its leases are.
     let whole = match config::load(&overrides, &environment) {
         Ok(loaded) => Some(loaded.config),
+        // A gateway may have been started with flags alone.
+        Err(_) if overrides.config.is_none() => None,
         Err(rejected) => {
             let errors = rejected.0.errors.len();
             eprintln!(

@@ -120,7 +120,7 @@ struct Sure {
 struct Resume {
     #[command(flatten)]
     act: Act,
-    /// What later steps see as the step's result.
+    /// What later steps see as `steps.NAME.body`.
     #[arg(long, value_name = "JSON", value_parser = json_value)]
     result: Option<Value>,
 }
@@ -151,7 +151,14 @@ pub async fn execute(
     let json = args.gateway.json;
     let answer = match &args.command {
         Command::List(list) => client.get(&list.path()).await?,
-        Command::Show(show) if json => client.get(&path(&show.run_id, "")).await?,
+        Command::Show(show) if json => {
+            let mut run = client.get(&path(&show.run_id, "")).await?;
+            let mut history = client
+                .get(&path(&show.run_id, "/transitions?limit=200"))
+                .await?;
+            run["transitions"] = history["transitions"].take();
+            run
+        }
         Command::Show(show) => {
             let run = client.get(&path(&show.run_id, "")).await?;
             let history = client

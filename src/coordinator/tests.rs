@@ -133,7 +133,7 @@ async fn an_input_whose_reply_is_lost_is_taken_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_repeats_of_an_input_write_nothing() {
-    let bench = Bench::new(&[1], &[waits("a"), waits("b")]);
+    let bench = Bench::new(&[1], &[waits("a"), awaits("b", "s")]);
     let input = told(1, signal("s", json!(1)));
     for round in 0..1000 {
         let applied = bench.coordinator.apply(&run_key(1), input.clone()).await;
@@ -144,7 +144,7 @@ async fn a_thousand_repeats_of_an_input_write_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn whoever_is_beaten_loads_and_computes_again() {
-    let bench = Bench::new(&[1], &[waits("a")]);
+    let bench = Bench::new(&[1], &[waits("a"), awaits("b", "s")]);
     // The other gateway was told the same.
     bench.fails(&[Fault::Beaten]);
     let input = told(1, signal("s", json!(1)));

@@ -241,6 +241,11 @@ pub enum Refused {
     /// Its stamp is that of another input, which was taken in.
     #[error("this request_id was used for another act on this run; use a new one")]
     OtherAct,
+    /// None of its steps awaits a signal of this name.
+    #[error(
+        "no step of the run awaits a signal of this name; its history names the one that it waits for"
+    )]
+    NeverAwaited,
     /// It holds as many signals as it may.
     #[error("the run holds too many signals that it has not awaited yet")]
     TooManySignals,

@@ -131,6 +131,17 @@ impl Workflow {
     }
 }
 
+impl Step {
+    /// The signal that it waits for, if it is such a step.
+    #[must_use]
+    pub fn awaits(&self) -> Option<&str> {
+        match &self.action {
+            Action::Signal { signal, .. } => Some(signal),
+            Action::Effects(_) | Action::Wait { .. } => None,
+        }
+    }
+}
+
 impl Effect {
     /// Every template of it.
     pub fn templates(&self) -> impl Iterator<Item = &str> {

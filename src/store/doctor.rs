@@ -93,6 +93,7 @@ pub async fn examine(
     }
     findings.extend(records(store).await);
     findings.extend(outbox(store).await);
+    findings.push(pauses(store).await);
     findings
 }
 
@@ -191,6 +192,22 @@ async fn outbox(store: &dyn Store) -> Vec<Finding> {
             "oncegate runs list --status stuck",
         ),
     ]
+}
+
+async fn pauses(store: &dyn Store) -> Finding {
+    let paused = match store.paused().await {
+        Ok(paused) if paused.is_empty() => {
+            return Finding::new("paused", Health::Good, "no destination is paused");
+        }
+        Ok(paused) => paused,
+        Err(error) => return unanswered("paused", &error),
+    };
+    let names: Vec<_> = paused.iter().map(|pause| &*pause.destination.0).collect();
+    let says = format!(
+        "nothing is sent to {}: oncegate outbox resume",
+        names.join(", ")
+    );
+    Finding::new("paused", Health::Warn, says)
 }
 
 fn waiting(check: &'static str, age: Option<Duration>, what: &str, ask: &str) -> Finding {

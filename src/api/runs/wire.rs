@@ -388,6 +388,7 @@ pub fn why(refused: Refused) -> &'static str {
         Refused::Unreadable => "unreadable",
         Refused::OtherAct => "other_act",
         Refused::Undoing => "undoing",
+        Refused::NeverAwaited => "never_awaited",
         Refused::TooManySignals => "too_many_signals",
     }
 }

@@ -7,7 +7,7 @@ use super::progress::{At, Doing, Ending, Held, SIGNALS_HELD_MAX, Span, bounded};
 use super::tick::{Machine, is_dead};
 use super::{Event, Input, Refused, RunStatus, Timer};
 use crate::domain::intent::{IntentStatus, Order, diagnostic};
-use crate::domain::workflow::Action;
+use crate::domain::workflow::Step;
 
 /// What a run is stuck at.
 enum StuckAt {
@@ -56,6 +56,10 @@ impl Machine<'_> {
     }
 
     fn signal(&mut self, input: &Input, name: &str, payload: &Value) -> Result<(), Refused> {
+        let mut steps = self.definition.workflow.steps.iter();
+        if !steps.any(|step| step.awaits() == Some(name)) {
+            return Err(Refused::NeverAwaited);
+        }
         let awaited = match &self.progress.at {
             At::Withdrawing { .. } | At::Undoing { .. } => return Err(Refused::Undoing),
             At::Step {
@@ -81,8 +85,7 @@ impl Machine<'_> {
     }
 
     fn is_signal(&self, index: usize, name: &str) -> bool {
-        let action = self.step(index).map(|step| &step.action);
-        matches!(action, Some(Action::Signal { signal, .. }) if signal == name)
+        self.step(index).and_then(Step::awaits) == Some(name)
     }
 
     /// The signal that a step waits for is there.
@@ -171,7 +174,11 @@ impl Machine<'_> {
                     Doing::Unrendered | Doing::Timer | Doing::Signal => false,
                 };
                 if let Some(step) = self.step(index) {
-                    let (result, _) = bounded(result);
+                    let (body, cut) = bounded(result);
+                    let mut result = json!({ "status": null, "body": body });
+                    if cut {
+                        result["cut"] = true.into();
+                    }
                     self.progress.results.insert(step.name.clone(), result);
                 }
                 self.timer = Timer::Clear;

@@ -8,10 +8,10 @@ use std::io::{self, Write};
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, ValueKind};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{
     AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value,
-    escape_formatter,
+    escape_formatter, filters,
 };
 
 /// The longest payload that a template may render to, in bytes.
@@ -112,10 +112,19 @@ fn environment() -> Environment<'static> {
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_formatter(write);
+    environment.add_filter("tojson", tojson);
     environment.set_fuel(Some(FUEL));
     // Only so that errors know their place; what they know else is never shown.
     environment.set_debug(true);
     environment
+}
+
+/// As the filter of this name, but that what is not there is an error and no `null`.
+fn tojson(value: &Value, indent: Option<Value>, args: Kwargs) -> Result<Value, Error> {
+    if value.is_undefined() {
+        return Err(ErrorKind::UndefinedError.into());
+    }
+    filters::tojson(value, indent, args)
 }
 
 /// What is no text and no number is written as JSON, so that `{{ input.paid }}` within a JSON text
@@ -199,6 +208,10 @@ mod tests {
             "{error}"
         );
         assert!(!error.contains("4242"), "{error}");
+        let error = render("{\"a\": {{ input.nam | tojson }}}").unwrap_err();
+        assert!(error.contains("undefined"), "{error}");
+        let may_be_missing = "{{ input.nam | default(none) | tojson }}";
+        assert_eq!(render(may_be_missing).unwrap(), "null");
         for wrong in [
             "{{ input.card + 1 }}",
             "{{ input.card.x.y }}",

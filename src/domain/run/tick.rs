@@ -341,7 +341,8 @@ impl<'a> Machine<'a> {
             self.progress.at = At::Over;
             return self.tell(history::COMPLETED, None, None);
         };
-        self.tell(history::STEP_STARTED, Some(step), None);
+        let awaited = step.awaits().map(|signal| json!({ "signal": signal }));
+        self.tell(history::STEP_STARTED, Some(step), awaited);
         match &step.action {
             Action::Effects(effects) => self.send(index, step, effects),
             Action::Wait { for_ms } => {

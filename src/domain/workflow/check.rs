@@ -23,7 +23,11 @@ impl Workflow {
     /// # Errors
     /// Everything that is wrong with it, each with its place and what to write.
     pub fn check(&self) -> Result<(), Vec<String>> {
-        let mut wrong = Wrong::default();
+        let signals = self.steps.iter().filter_map(Step::awaits);
+        let mut wrong = Wrong {
+            found: Vec::new(),
+            signals: signals.map(str::to_owned).collect(),
+        };
         wrong.name("the workflow's name", &self.name);
         if !(1..=STEPS_MAX).contains(&self.steps.len()) {
             wrong.tell(format!(
@@ -43,10 +47,10 @@ impl Workflow {
             wrong.step(step, &names);
             names.insert(&step.name);
         }
-        if wrong.0.is_empty() {
+        if wrong.found.is_empty() {
             Ok(())
         } else {
-            Err(wrong.0)
+            Err(wrong.found)
         }
     }
 }
@@ -55,12 +59,15 @@ impl Workflow {
 type Earlier<'a> = Option<&'a BTreeSet<&'a String>>;
 
 /// What was found.
-#[derive(Default)]
-struct Wrong(Vec<String>);
+struct Wrong {
+    found: Vec<String>,
+    /// Every signal that a step awaits.
+    signals: BTreeSet<String>,
+}
 
 impl Wrong {
     fn tell(&mut self, sentence: String) {
-        self.0.push(sentence);
+        self.found.push(sentence);
     }
 
     fn check(&mut self, holds: bool, place: &str, what: &str) {
@@ -164,7 +171,12 @@ impl Wrong {
                     "{place}: a template asks for `{root}`, which is not there; it sees `{known}`"
                 ));
             }
-            let step = parts.next().filter(|_| root == "steps");
+            let part = parts.next();
+            if let Some(signal) = part.filter(|_| root == "signals") {
+                let what = format!("a template asks for `signals.{signal}`, and no step awaits it");
+                self.check(self.signals.contains(signal), place, &what);
+            }
+            let step = part.filter(|_| root == "steps");
             let Some((step, earlier)) = step.zip(earlier) else {
                 continue;
             };
@@ -312,10 +324,15 @@ mod tests {
         let mut first = step("one", asks("{{ steps.two.body }} {{ steps.one }}"));
         first.compensation = Some(effect());
         let late = asks("{{ steps.one.body.id }} {{ signals.go }} {{ range(3) }} {{ steps.call }}");
+        let signal = Action::Signal {
+            signal: "go".to_owned(),
+            timeout_ms: None,
+        };
         let wrong = workflow(vec![
             first,
             step("two", late),
-            step("three", asks("{{ oder }}")),
+            step("approval", signal),
+            step("three", asks("{{ oder }} {{ signals.goo }}")),
         ]);
         let wrong = wrong.check().unwrap_err();
         let told = [
@@ -323,6 +340,7 @@ mod tests {
             "step `one`: a template asks for `steps.two`, which is no earlier step",
             "step `three`: a template asks for `oder`, which is not there; it sees `input`, \
              `decision`, `request`, `steps`, `signals`, `tenant`, `pool`, `key`, `run_id`",
+            "step `three`: a template asks for `signals.goo`, and no step awaits it",
         ];
         assert_eq!(wrong, told);
         let mut undone = step("one", asks("fixed"));

@@ -227,6 +227,13 @@ async fn a_signal_and_a_resumption_bring_what_later_steps_see() {
     let run = admin
         .started(key_of("acme", "payments", "k"), "w", steps)
         .await;
+    let mistyped = admin
+        .post(SERVICE, &path(&run, "/signals/aproved"), json!({}))
+        .await;
+    assert_eq!(
+        (mistyped.status, &mistyped.json()["why"]),
+        (409, &json!("never_awaited"))
+    );
     let body = json!({ "payload": { "by": "ann" } });
     let acted = admin
         .post(SERVICE, &path(&run, "/signals/approved"), body)
@@ -377,8 +384,9 @@ async fn a_history_is_read_in_pages_without_a_gap() {
 #[tokio::test]
 async fn a_request_id_is_for_one_act() {
     let admin = Admin::start().await;
+    let steps = vec![signal("go"), signal("a"), signal("b")];
     let run = admin
-        .started(key_of("acme", "payments", "k"), "w", vec![signal("go")])
+        .started(key_of("acme", "payments", "k"), "w", steps)
         .await;
     let request_id = ids::stamp().to_string();
     let tell = |act: &'static str| {
@@ -449,7 +457,12 @@ async fn a_run_that_this_version_can_not_read_says_so() {
 #[tokio::test]
 async fn what_can_not_be_kept_whole_is_refused() {
     let admin = Admin::start().await;
-    let run = admin.stuck("k").await;
+    let steps = vec![sends("receipt", mail()), signal("a")];
+    let run = admin
+        .started(key_of("acme", "payments", "k"), "w", steps)
+        .await;
+    admin.give_up(&run, 1).await;
+    admin.advance().await;
     let before = admin.shown(&run).await;
     let signal = |payload: &Value| ("/signals/a", json!({ "payload": payload }));
     let resume = |result: &Value| ("/resume", json!({ "reason": "r", "result": result }));

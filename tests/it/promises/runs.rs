@@ -352,7 +352,7 @@ async fn a_stuck_run_is_retried_or_resumed_by_an_operator(bench: Bench) {
     assert_eq!(status, 200, "{answer}");
     hook.until(|state| state.executions_at("/one") == 4).await;
     bench.database.until_runs_are(1, "stuck").await;
-    let resume = json!({ "reason": "done by hand", "result": { "body": { "id": "by-hand" } } });
+    let resume = json!({ "reason": "done by hand", "result": { "id": "by-hand" } });
     let path = format!("/v1/runs/{id}/resume");
     let (status, answer) = api(&gateway, "operator", "POST", &path, resume).await;
     assert_eq!(status, 200, "{answer}");

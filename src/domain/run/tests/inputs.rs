@@ -27,12 +27,15 @@ fn a_signal_is_awaited_or_waits_to_be() {
     let mut late = Model::start(&flow);
     late.delivers();
     assert_eq!(late.run.status, RunStatus::Waiting);
-    late.input(signal("other", json!(1))).unwrap();
+    assert_eq!(
+        late.input(signal("other", json!(1))),
+        Err(Refused::NeverAwaited)
+    );
     assert_eq!(late.run.status, RunStatus::Waiting);
     late.input(signal("paid", json!({ "by": "card" }))).unwrap();
     assert!(!late.timer);
     assert_eq!(late.body(2), "card card");
-    insta::assert_snapshot!(late.kinds().join(" "), @"started step_started effect_delivered step_completed step_started signal_received signal_received signal_consumed step_completed step_started");
+    insta::assert_snapshot!(late.kinds().join(" "), @"started step_started effect_delivered step_completed step_started signal_received signal_consumed step_completed step_started");
 }
 
 #[test]
@@ -151,7 +154,7 @@ fn a_retry_is_refused_once_the_bytes_are_gone_or_the_run_went_on() {
 fn a_resumed_run_goes_on_without_the_step_and_sees_the_result_that_was_given() {
     let steps = vec![
         undone_by("undo", sends("a", &["1", "2"])),
-        sends("b", &["{{ steps.a.paid }}"]),
+        sends("b", &["{{ steps.a.body.paid }}"]),
     ];
     let mut run = Model::start(&workflow(steps));
     assert_eq!(run.input(resume(json!({}))), Err(Refused::NotStuck));
@@ -174,7 +177,7 @@ fn a_resumed_run_goes_on_without_the_step_and_sees_the_result_that_was_given() {
     // And without one that could not be rendered.
     let steps = vec![
         sends("a", &["{{ nothing }}"]),
-        sends("b", &["{{ steps.a }}"]),
+        sends("b", &["{{ steps.a.body }}"]),
     ];
     let mut run = Model::start(&workflow(steps));
     run.input(resume(json!(5))).unwrap();
