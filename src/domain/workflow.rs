@@ -134,7 +134,7 @@ impl Workflow {
 impl Step {
     /// The signal that it waits for, if it is such a step.
     #[must_use]
-    pub fn awaits(&self) -> Option<&str> {
+    pub fn signal(&self) -> Option<&str> {
         match &self.action {
             Action::Signal { signal, .. } => Some(signal),
             Action::Effects(_) | Action::Wait { .. } => None,

@@ -57,7 +57,7 @@ impl Machine<'_> {
 
     fn signal(&mut self, input: &Input, name: &str, payload: &Value) -> Result<(), Refused> {
         let mut steps = self.definition.workflow.steps.iter();
-        if !steps.any(|step| step.awaits() == Some(name)) {
+        if !steps.any(|step| step.signal() == Some(name)) {
             return Err(Refused::NeverAwaited);
         }
         let awaited = match &self.progress.at {
@@ -85,7 +85,7 @@ impl Machine<'_> {
     }
 
     fn is_signal(&self, index: usize, name: &str) -> bool {
-        self.step(index).and_then(Step::awaits) == Some(name)
+        self.step(index).and_then(Step::signal) == Some(name)
     }
 
     /// The signal that a step waits for is there.

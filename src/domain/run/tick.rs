@@ -341,7 +341,7 @@ impl<'a> Machine<'a> {
             self.progress.at = At::Over;
             return self.tell(history::COMPLETED, None, None);
         };
-        let awaited = step.awaits().map(|signal| json!({ "signal": signal }));
+        let awaited = step.signal().map(|signal| json!({ "signal": signal }));
         self.tell(history::STEP_STARTED, Some(step), awaited);
         match &step.action {
             Action::Effects(effects) => self.send(index, step, effects),

@@ -23,7 +23,7 @@ impl Workflow {
     /// # Errors
     /// Everything that is wrong with it, each with its place and what to write.
     pub fn check(&self) -> Result<(), Vec<String>> {
-        let signals = self.steps.iter().filter_map(Step::awaits);
+        let signals = self.steps.iter().filter_map(Step::signal);
         let mut wrong = Wrong {
             found: Vec::new(),
             signals: signals.map(str::to_owned).collect(),

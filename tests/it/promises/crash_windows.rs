@@ -30,7 +30,7 @@ const DELIVERIES: usize = 6;
 const REFUSED: usize = 2;
 
 /// How many writes of a file are a process's last.
-const DEATHS_OF_A_FILE: usize = 24;
+const DEATHS_OF_A_FILE: usize = 16;
 
 const STEPS: &str = r#"
     { name = "one", http = "hook", path = "/one", compensation = { http = "hook", path = "/undo-one" } },
