@@ -130,11 +130,12 @@ impl Coordinator {
             let repeated = self.0.store.is_applied(key, input.stamp).await?;
             let loaded = self.load(key).await?.ok_or(ApplyError::NoRun)?;
             if repeated {
-                count("unchanged");
                 let run = loaded.run;
                 if !self.is_same_act(&run, &input).await? {
+                    count("refused");
                     return Err(ApplyError::Refused(Refused::OtherAct));
                 }
+                count("unchanged");
                 return Ok(Applied { run, repeated });
             }
             let computed = match tick(&loaded, Some(&input)) {

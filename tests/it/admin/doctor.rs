@@ -36,6 +36,9 @@ async fn a_gateway_tells_how_its_store_is() {
     let admin = Admin::start().await;
     admin.stuck("k1").await;
     admin.unknown(key_of("acme", "payments", "k2")).await;
+    let path = "/v1/outbox/destinations/url:https:%2F%2Fsecret.example:443/pause";
+    let body = serde_json::json!({ "reason": "r" });
+    assert_eq!(admin.post(OPERATOR, path, body).await.status, 200);
     for token in [READER, OPERATOR] {
         let told = admin.get(token, "/v1/doctor").await.json();
         let health = |check: &str| {
@@ -46,9 +49,11 @@ async fn a_gateway_tells_how_its_store_is() {
         for good in ["clock", "server", "pending", "unsent", "quarantined"] {
             assert_eq!(health(good), "good", "{good}: {told}");
         }
-        for warn in ["unknown", "dead", "stuck"] {
+        for warn in ["unknown", "dead", "stuck", "paused"] {
             assert_eq!(health(warn), "warn", "{warn}: {told}");
         }
+        // It may be another tenant's host.
+        assert!(!told.to_string().contains("secret.example"), "{told}");
     }
     assert_eq!(admin.get(SERVICE, "/v1/doctor").await.status, 403);
     admin.stop().await;

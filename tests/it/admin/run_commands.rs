@@ -81,6 +81,7 @@ async fn a_stuck_run_is_found_understood_and_moved_on_from_the_command_line() {
     let json = out(&admin, READER, &["runs", "show", &id, "--json"]).await;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["status"], "running");
+    assert_eq!(json["transitions"][0]["kind"], "started");
     let none = out(&admin, READER, &["runs", "list", "--pool", "none"]).await;
     assert_eq!(none, "No run matches.\n");
     admin.stop().await;

@@ -27,6 +27,8 @@ fn a_signal_is_awaited_or_waits_to_be() {
     let mut late = Model::start(&flow);
     late.delivers();
     assert_eq!(late.run.status, RunStatus::Waiting);
+    let told = late.history.last().unwrap().detail.clone();
+    assert_eq!(told, Some(json!({ "signal": "paid" })), "what it waits for");
     assert_eq!(
         late.input(signal("other", json!(1))),
         Err(Refused::NeverAwaited)
